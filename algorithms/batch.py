@@ -118,6 +118,8 @@ class Surrogate:
             loss without a clip.
         clipped_high_BT: the same at the upper edge.
         number: a scalar that the loss reports about itself (the column ``loss_number``), if any.
+        numbers: further numbers by name, each a scalar, or a mask or value of every token, (B, T), whose mean over
+            response tokens is reported; ``{"hot": hot_BT}`` becomes the column ``loss/hot``.
         state: what the loss wants back as ``Batch.state`` next time.
     """
 
@@ -126,6 +128,46 @@ class Surrogate:
     clipped_high_BT: Tensor | None = None
     number: Tensor | None = None
     state: Mapping[str, Tensor] = field(default_factory=dict)
+    numbers: Mapping[str, Tensor | float] = field(default_factory=dict)
+
+
+# The most numbers that a loss may report at once, and the longest name of one.
+MAX_NUMBERS, LONGEST_NAME = 16, 40
+
+
+@torch.no_grad()
+def summed(numbers: Mapping[str, Tensor | float], mask_BT: Tensor) -> dict[str, Tensor]:
+    """Return name → (sum over response tokens, number of response tokens), (2,) in float64: these add over parts.
+
+    A scalar counts once for every response token, so it is averaged over micro-batches by their tokens. Raises
+    ValueError for what is no mapping of names to real scalars or tensors of the shape (B, T), and for too many.
+    """
+    if not isinstance(numbers, Mapping) or len(numbers) > MAX_NUMBERS:
+        raise ValueError(f"numbers must be a dict of at most {MAX_NUMBERS} scalars or (B, T) tensors, by name")
+    mask_BT, sums = mask_BT.bool(), {}
+    for name, value in numbers.items():
+        if not (isinstance(name, str) and name.isascii() and name.isidentifier() and len(name) <= LONGEST_NAME):
+            raise ValueError(
+                f"a number's name has ASCII letters, digits and _ alone, at most {LONGEST_NAME}; got {str(name)[:80]!r}"
+            )
+        if not isinstance(value, Tensor | float | int) or (isinstance(value, Tensor) and value.is_complex()):
+            raise ValueError(f"the number {name} must be real, a scalar or a tensor; got {type(value).__name__}")
+        values = torch.as_tensor(value, dtype=torch.float64, device=mask_BT.device)
+        if values.ndim and values.shape != mask_BT.shape:
+            raise ValueError(
+                f"the number {name} must be a scalar or have the shape (B, T) = {tuple(mask_BT.shape)}; got "
+                f"{tuple(values.shape)}"
+            )
+        sums[name] = torch.stack([torch.where(mask_BT, values, 0.0).sum(), mask_BT.sum().double()])
+    return sums
+
+
+def _added(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Add the sums of the parts; a name that a part lacks adds nothing there."""
+    whole: dict[str, Tensor] = {}
+    for name, sums in (pair for part in parts for pair in part.items()):
+        whole[name] = whole[name] + sums if name in whole else sums
+    return whole
 
 
 def _joined_metrics(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -146,8 +188,11 @@ class LossOutput:
         metrics: tensors that ``steadymoe.bench.training.token_metrics`` reduces to columns: ``clipped_low_BT`` and
             ``clipped_high_BT`` from a loss with a clip, ``weights_BT`` under a correction, ``loss_number``.
         state: what the loss wants back as ``Batch.state`` next time.
+        numbers: what ``summed`` makes of ``Surrogate.numbers``: name → (sum, response tokens), (2,). Other trainers
+            ignore it.
     """
 
     loss: Tensor = field(metadata=joined_by(lambda losses: torch.stack([each.detach() for each in losses]).sum()))
     metrics: dict[str, Tensor] = field(default_factory=dict, metadata=joined_by(_joined_metrics))
     state: Mapping[str, Tensor] = field(default_factory=dict, metadata=LEFT_OUT)
+    numbers: Mapping[str, Tensor] = field(default_factory=dict, metadata=joined_by(_added))

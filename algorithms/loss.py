@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from steadymoe.algorithms import ops
-from steadymoe.algorithms.batch import Batch, LossOutput, Surrogate
+from steadymoe.algorithms.batch import Batch, LossOutput, Surrogate, summed
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PolicyLoss(ABC):
             mask_BT = batch.mask_BT.bool()
             metrics["clipped_low_BT"] = made.clipped_low_BT & mask_BT
             metrics["clipped_high_BT"] = made.clipped_high_BT & mask_BT
-        return LossOutput(-self.aggregate(values_BT, batch), metrics, made.state)
+        return LossOutput(-self.aggregate(values_BT, batch), metrics, made.state, summed(made.numbers, batch.mask_BT))
 
 
 @dataclass(frozen=True, kw_only=True)

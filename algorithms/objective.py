@@ -86,4 +86,4 @@ class Objective:
             loss = loss + self.kl.coefficient * self.loss.aggregate(kl_BT, batch)
         if self.entropy_bonus > 0:
             loss = loss - self.entropy_bonus * self.loss.aggregate(batch.get("entropy_BT"), batch)
-        return LossOutput(loss, metrics, output.state)
+        return replace(output, loss=loss, metrics=metrics)

@@ -271,13 +271,17 @@ class CollapseConfig(_Group):
 class RoutingConfig(_Group):
     """Whose experts run in the training forward, and what else is done to routers."""
 
-    replay: Annotated[str, _one_of("none", "r2", "r3", "r3_gates", "r3_filtered", "pr2")]
+    replay: Annotated[str, _one_of("none", "r2", "r3", "r3_gates", "r3_filtered", "pr2", "lagged")]
     freeze: StrictBool
     aux_loss: NotNegative
     z_loss: NotNegative
     bias_speed: NotNegative
     predictor_learning_rate: Positive | None = None
     score_share: Share | None = None
+    lag: Annotated[StrictInt, Field(ge=1, le=1000)] | None = None
+    """Of the weights that choose experts, in updates: so many copies of the weights are kept."""
+    lag_trigger: Annotated[StrictFloat, Field(gt=1)] | None = None
+    """A gradient norm over the median of those before; null: the lag is always on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,7 +445,7 @@ def _in_one_line(error: ValidationError, *section: str) -> str:
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
     place = list(first["loc"])
-    if place[0] == "optimizer":
+    if place[:1] == ["optimizer"]:
         del place[1:2]  # its kind: pydantic's tag, not a key
     key, kind = ".".join(map(str, (*section, *place))), first["type"]
     if kind == "unexpected_keyword_argument":

@@ -8,7 +8,6 @@ Shapes (docs/glossary.md): B sequences, V vocabulary, E experts, N tokens of a f
 """
 
 import copy
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from steadymoe.models.balancing import biases
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import with_logits
+from steadymoe.models.snapshots import Snapshots, weights_of
 
 # Parts of the names of weights that serving engines leave in the precision of training.
 _SPARED = ("embed_tokens", "lm_head", ".gate.weight", ".router.weight", "shared_expert_gate")
@@ -302,7 +301,7 @@ class Sampler:
         self.engine, self._trained = engine, model
         self._generator = torch.Generator()
         self._copy: PreTrainedModel | None = None
-        self._past: deque[dict[str, Tensor]] = deque(maxlen=engine.delay + 1)
+        self._past = Snapshots(model, engine.delay + 1)
         changed = type(engine).change_weight is not Engine.change_weight or type(engine).install is not Engine.install
         if engine.strength > 0 and (changed or engine.delay):
             self._copy = copy.deepcopy(model).requires_grad_(False)
@@ -324,11 +323,10 @@ class Sampler:
         self._generator = generator
         if self._copy is None:
             return self._trained
-        weights: Mapping[str, Tensor] = _weights(self._trained)
         if self.engine.delay:
-            self._past.append({name: weight.detach().clone() for name, weight in weights.items()})
-            weights = self._past[0]
-        for name, target in _weights(self._copy).items():
+            self._past.take()
+        weights = self._past.oldest
+        for name, target in weights_of(self._copy).items():
             weight = weights[name].detach()
             if name in self._transposed:  # the outputs are the last dimension; a channel must be an output
                 target.copy_(self.engine.change_weight(name, weight.mT, generator).mT)
@@ -337,22 +335,12 @@ class Sampler:
         return self._copy
 
     def state(self) -> dict[str, Tensor]:
-        """Return the weights of past steps, as ``<age>/<name>``, for a checkpoint."""
-        return {f"{age}/{name}": weight for age, past in enumerate(self._past) for name, weight in past.items()}
+        """Return the weights of past steps, for a checkpoint."""
+        return self._past.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore the weights of past steps from ``state()``."""
-        past: dict[int, dict[str, Tensor]] = {}
-        for key, weight in state.items():
-            age, _, name = key.partition("/")
-            past.setdefault(int(age), {})[name] = weight.to(self._trained.device)
-        self._past.clear()
-        self._past.extend(past[age] for age in sorted(past))
-
-
-def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return what training changes, by name: parameters, and the biases of bias balancing."""
-    return dict(model.named_parameters()) | biases(model)
+        self._past.load(state)
 
 
 def _change_logits(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> None:

@@ -595,6 +595,8 @@ def test_a_field_with_a_default_is_neutral() -> None:
         "evaluation.pass_prompts": 256,
         "rollout.shuffle_rewards": False,
         "routing.score_share": None,
+        "routing.lag": None,
+        "routing.lag_trigger": None,
         "rollout.temperature": 1.0,
     }
     assert later | {"algorithm.advantage": None, "routing.predictor_learning_rate": None} == schema.NEUTRAL

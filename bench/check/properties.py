@@ -360,16 +360,18 @@ def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any
             f"{when} the gradient differs by up to {float((after_BT[tokens] - before_BT).abs().max()):.2g}"
         )
     metrics = {name: values[tokens] if values.ndim else values for name, values in after.metrics.items()}
-    if not _all_close(metrics, before.metrics):
+    if not (_all_close(metrics, before.metrics) and _all_close(after.numbers, before.numbers, equal_nan=True)):
         raise CheckFailed(f"{when} other tokens are marked as clipped, or the loss reports another number")
     if not _all_close(after.state, before.state):
         raise CheckFailed(f"{when} the state differs")
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE)
+def _close(one: Tensor, other: Tensor, equal_nan: bool = False) -> bool:
+    return torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=equal_nan)
 
 
-def _all_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def _all_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor], equal_nan: bool = False) -> bool:
     """Whether the same names hold the same values."""
-    return one.keys() == other.keys() and all(_close(one[name].double(), other[name].double()) for name in one)
+    return one.keys() == other.keys() and all(
+        _close(one[name].double(), other[name].double(), equal_nan) for name in one
+    )

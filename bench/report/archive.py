@@ -124,11 +124,13 @@ def read_kept(path: Path) -> pd.DataFrame:
 def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Path]:
     """Write the tables of ``load`` to ``to/data/<experiment>/``, in place of older files; return the files.
 
-    Only the metrics that ``columns.kept`` names are kept of the steps. ``refuse_to_lose`` asks first.
+    Only the metrics of ``columns.kept``, and the runs' own, are kept of the steps. ``refuse_to_lose`` asks first.
     """
-    tables = dict(tables)
+    tables, kept = dict(tables), columns.kept()
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
-    tables["steps"] = tables["steps"][tables["steps"]["metric"].isin(columns.kept())]
+    tables["steps"] = tables["steps"][
+        tables["steps"]["metric"].map(lambda name: name in kept or columns.is_own(name)).astype(bool)
+    ]
     folder = regular_files.folder(to, "data", experiment)
     paths = [folder / f"{name}.parquet" for name in _TABLES]
     for path in [*paths, folder / CHECKSUMS]:
@@ -364,7 +366,8 @@ def tidy(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
     ``update`` is missing in a row of a step. The rows of steps come first, then the rows of updates, run by run. The
     first piece is empty; all have its types.
     """
-    names = sorted({*columns.TABLES["steps"], *columns.TABLES["updates"]})
+    own = {name for folder in runs["folder"] for name in record.own_columns(Path(folder))}
+    names = sorted({*columns.TABLES["steps"], *columns.TABLES["updates"], *own})
     texts = {key: sorted(runs[key].unique()) for key in ("arm", *ARM_KEYS)} | {"metric": names}
     types = {key: pd.CategoricalDtype(values) for key, values in texts.items()} | {"update": "Int64"}
     few = [runs[first : first + _RUNS_OF_A_PIECE] for first in range(0, len(runs), _RUNS_OF_A_PIECE)]
@@ -386,7 +389,7 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     run were left out.) Step 0 has the outcomes of the cold start.
     """
     table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
-    table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
+    table = table.drop(columns=_histograms_of(table))
     lost, ends = [], {}
     for place, run in enumerate(runs.to_dict("records")):
         if run["diverged_reason"] == "not finite":
@@ -415,12 +418,16 @@ def _cold_start(runs: pd.DataFrame) -> pd.DataFrame:
 def histograms(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the histogram columns in long form, summed over steps: ``KEYS``, metric, bin (from 0), count."""
     table, parts = _read(runs, "steps"), []
-    for metric in [str(name) for name in table if str(name).endswith("_histogram")]:
+    for metric in _histograms_of(table):
         for place, rows in table[["run", metric]].dropna().groupby("run")[metric]:
             counts = np.sum(rows.tolist(), axis=0)
             parts.append(pd.DataFrame({"run": place, "metric": metric, "bin": range(len(counts)), "count": counts}))
     long = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["run", "metric", "bin", "count"])
     return _with_keys(runs, long)[[*KEYS, "metric", "bin", "count"]]
+
+
+def _histograms_of(table: pd.DataFrame) -> list[str]:
+    return [str(name) for name in table if columns.of_metric(str(name)).type == "list<int64>"]
 
 
 def _read(runs: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -69,7 +69,7 @@ def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataFrame, pd
 
     A grid often consists of many short runs. If a run is too short for the rule of its config, ``SHORT_RULE`` judges
     all runs. Empty if the runs are no such grid, or if they are too short for ``SHORT_RULE``. An algorithm whose grid
-    has holes, or a third axis (a clip, a strength), has no frontier.
+    has holes, or a third axis with a column of its own (a strength), has no frontier.
     """
     none = pd.DataFrame(), pd.DataFrame()
     if runs[X].nunique() < 2 or runs[Y].nunique() < 2:

@@ -57,6 +57,10 @@ COLLAPSED = (
 )
 # What a choice is called that does nothing.
 OFF = {"off", "none", "exact", "adamw"}
+# Axes that the long tables have as columns, and those that follow from them, as an arm's name has them.
+_WITH_COLUMN = {"routing", "correction", "engine", "optimizer", "strength", "updates_per_rollout", "steps", "every"}
+_WITH_COLUMN |= {"prompts", "responses", "learning_rate", "optimizer.learning_rate"}
+_WITH_COLUMN |= {"num_hidden_layers", "num_experts"}
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
@@ -111,15 +115,23 @@ def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str] 
 def line_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """Return the name of each row's line, in the words of an arm's name: the algorithm, and the ``keys`` that vary.
 
-    A choice that is off has no word. A model stands without its key.
+    A choice that is off has no word. A model stands without its key. Runs alike in all this that differ in an
+    axis without a column, such as a clip or an advantage, have its words too: they are not averaged.
     """
     names = rows["algorithm"].astype(str)
     for key in [key for key in keys if rows[key].nunique() > 1]:
         values = rows[key].astype(str)
         names = names + (" " if key == "model" else f" {key}=") + values.where(~values.isin(OFF), "")
         names = names.str.removesuffix(f" {key}=")
+    further = rows["arm"].map({arm: _words_without_column(arm) for arm in rows["arm"].unique()})
+    names = names + further.where(further.groupby(names).transform("nunique") > 1, "")
     pairs = pd.DataFrame({"name": names, "algorithm": rows["algorithm"].astype(str)}).drop_duplicates("name")
     return names.map({name: paper.shown(name, algorithm) for name, algorithm in pairs.to_numpy().tolist()})
+
+
+def _words_without_column(arm: str) -> str:
+    words = [word for word in arm.split(" ") if "=" in word and word.partition("=")[0] not in _WITH_COLUMN]
+    return "".join(f" {word}" for word in words)
 
 
 def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:

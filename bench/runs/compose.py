@@ -114,7 +114,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
     plain, choices = _named(words)
     reference = overrides.reference(words)
     plain = _with_floats(_with_absolute_paths(plain), reference)
-    check_names(flatten(plain), reference)
+    check_names(flatten(plain), reference, ("optimizer.kind",))  # first: it decides which fields there are
     config, flat = read(plain), flatten(plain)
     if derived := _derived(flat, words):
         for key, number in derived.items():
@@ -127,8 +127,10 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         from steadymoe.bench.runs import fits  # imports torch and transformers
 
         fits.check(config)
+    check_names(flat, reference)
     axes = identity.axes(flat, reference, choices)
     modules = [str(value).rpartition(".")[0] for key, value in flat.items() if key.endswith("_target_")]
+    modules += [path.stem for path in external.metrics() if config.measure == "all"]
     return Run(
         config=config,
         plain=plain,

@@ -31,6 +31,7 @@ from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
+from steadymoe.bench.training import own_metrics
 from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
 
@@ -47,6 +48,8 @@ def check(config: RunConfig) -> None:
     Errors of the classes that the config names are left to the caller.
     """
     _machine(config)
+    if config.measure == "all":
+        own_metrics.load()
     task, has_experts = of_task(config)
     traits = config.objective().traits
     _advantage(config, traits)
@@ -250,7 +253,7 @@ def check_memory(config: RunConfig, task: Task) -> None:
     for what, needed in memory_needs(config, task).items():
         if needed > there:
             raise ValueError(
-                f"{what} takes at least {needed / 2**30:,.0f} GiB of memory (docs/sweeps.md); "
+                f"{what} takes at least {needed / 2**30:,.0f} GiB of memory (docs/models.md); "
                 f"{config.device} has {there / 2**30:,.0f} GiB here"
             )
 

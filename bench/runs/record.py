@@ -66,7 +66,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 # Facts that need not be there, each with its type.
 _MAY_HAVE: lifecycle.Fields = {
-    **dict.fromkeys(("config.collapse", "progress", "tables"), dict),
+    **dict.fromkeys(("config.collapse", "progress", "tables", "metrics"), dict),
     **dict.fromkeys(("origin", "error", "optimizer", "config.experts"), str),
 }
 # The longest name, and text of any other fact.
@@ -279,7 +279,7 @@ def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
 
 
 def read_table(folder: Path, table: str) -> "pd.DataFrame":
-    """Return one table of a run, ended or not, with the columns of ``columns.TABLES``; whole steps only.
+    """Return one table of a run, ended or not, with the columns of ``columns.TABLES`` and its own; whole steps only.
 
     Raises Damaged if the table of an ended run cannot be read.
     """
@@ -290,9 +290,11 @@ def read_table(folder: Path, table: str) -> "pd.DataFrame":
     if os.path.lexists(path):
         try:
             with regular_files.opened(path) as file:
-                regular_files.refuse_large(path, pq.ParquetFile(file).metadata)
+                parquet = pq.ParquetFile(file)
+                regular_files.refuse_large(path, parquet.metadata)
+                schema = _schema(table, parquet.schema_arrow.names)
                 file.seek(0)
-                return pq.read_table(file, schema=_schema(table)).to_pandas()
+                return pq.read_table(file, schema=schema).to_pandas()
         except (pa.ArrowException, OSError, ValueError) as error:
             why = " ".join(str(error).split())
             raise Damaged(f"{path} cannot be read ({why}); remove {folder} to rerun it") from error
@@ -329,6 +331,7 @@ def _wrong_in(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Ite
         elif column.type == "string" and (values.isna().any() or values.str.len().max() > _LONGEST):
             yield f"{column.name} must be a text of at most {_LONGEST} characters in every row"
     numbers = [column.name for column in columns.TABLES[name].values() if column.type == "float64"]
+    numbers += filter(columns.is_own, table.columns)
     # All at once: a call for each column takes most of the time in which a report reads.
     sizes = np.abs(table[numbers].to_numpy(float))
     for place in np.flatnonzero(((sizes > LARGEST) & np.isfinite(sizes)).any(axis=0)):
@@ -358,6 +361,7 @@ class Record:
         self.run: dict[str, Any] = facts
         self._begun = datetime.now(UTC)
         self._seconds_before = 0.0
+        self._own: set[str] = set()
 
     def __enter__(self) -> "Record":
         """Take the folder; raises filelock.Timeout if another process has it."""
@@ -392,6 +396,7 @@ class Record:
         for table in columns.TABLES:
             rows = [] if resume_from is None else _read_rows(self.folder, table)
             kept = [row for row in rows if row["step"] <= (resume_from or 0)]
+            self._own |= {name for row in kept for name in row if columns.is_own(name)}
             text = "".join(_line(row) for row in kept)
             atomic_files.write(self.folder / f"{table}.jsonl", partial(Path.write_text, data=text))
         self.run.setdefault("started", self._begun.isoformat(timespec="seconds"))
@@ -419,10 +424,15 @@ class Record:
     def append(self, rows: dict[str, list[Row]]) -> None:
         """Append the rows of a finished step; ``steps`` is written last and marks the step as whole.
 
-        Raises KeyError for a column that a table does not have.
+        Raises KeyError for a column that a table does not have, and ValueError for too many of the run's own.
         """
         for table in sorted(rows, key="steps".__eq__):
             unknown = {name for row in rows[table] for name in row} - columns.TABLES[table].keys()
+            if table in columns.OWN_TABLES:
+                self._own |= set(filter(columns.is_own, unknown))
+                unknown -= self._own
+            if len(self._own) > columns.MAX_OWN:
+                raise ValueError(f"a run has at most {columns.MAX_OWN} columns of its loss and of own metrics")
             if unknown:
                 raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
             with atomic_files.replaceable(self.folder / f"{table}.jsonl").open("a") as file:
@@ -471,12 +481,25 @@ def _read_rows(folder: Path, table: str) -> list[Row]:
     return [json.loads(line) for line in lines]
 
 
-def _schema(table: str) -> "pa.Schema":
+def own_columns(folder: Path) -> list[str]:
+    """Return the columns of a run that has ended, by its table of steps, that ``columns.TABLES`` does not declare."""
+    import pyarrow.parquet as pq
+
+    with regular_files.opened(folder / "steps.parquet") as file:
+        return list(filter(columns.is_own, pq.read_schema(file).names))
+
+
+def _schema(table: str, names: Iterable[str] = ()) -> "pa.Schema":
+    """Return the types of a table's columns and of the run's own among ``names``. Raises ValueError for too many."""
     import pyarrow as pa
 
+    own = sorted({name for name in names if columns.is_own(name)}) if table in columns.OWN_TABLES else []
+    if len(own) > columns.MAX_OWN:
+        raise ValueError(f"it has more than {columns.MAX_OWN} columns of its own")
     types = {"list<int64>": pa.list_(pa.int64())}
     columns_of = columns.TABLES[table].items()
-    return pa.schema([(name, types.get(column.type) or pa.type_for_alias(column.type)) for name, column in columns_of])
+    fields = [(name, types.get(column.type) or pa.type_for_alias(column.type)) for name, column in columns_of]
+    return pa.schema([*fields, *((name, pa.float64()) for name in own)])
 
 
 def _with_all(arrow: "pa.Table", table: str) -> "pa.Table":
@@ -492,4 +515,4 @@ def _with_all(arrow: "pa.Table", table: str) -> "pa.Table":
 def _to_arrow(rows: list[Row], table: str) -> "pa.Table":
     import pyarrow as pa
 
-    return pa.Table.from_pylist(rows, schema=_schema(table))
+    return pa.Table.from_pylist(rows, schema=_schema(table, {name for row in rows for name in row}))

@@ -4,7 +4,7 @@ files and packages are there. Every refusal is one line. ``fits`` checks what ta
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _TYPED_BY_YAML = ("model.", "task.")
 # Keys may be added here. They are fields of a class, and the class refuses an unknown field.
 _CHECKED_BY_THEIR_CLASS = ("model.config.", "task.")
 # Fields of a single replay.
-_OF_REPLAYS = {"predictor_learning_rate": "pr2", "score_share": "r3_filtered"}
+_OF_REPLAYS = {"predictor_learning_rate": "pr2", "score_share": "r3_filtered", "lag": "lagged"}
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -62,10 +62,10 @@ def _relations(config: RunConfig) -> None:
         )
     if config.savings.sampler_as_old is not None:
         exact = config.engine.get("_target_", "").endswith(".Exact") and config.precision == "fp32"
-        if not exact or routing.replay == "pr2":
+        if not exact or routing.replay in ("pr2", "lagged"):
             raise ConfigError(
-                "savings.sampler_as_old needs a sampler that is the trainer: engine=exact, precision=fp32, no "
-                "routing=pr2"
+                "savings.sampler_as_old needs a sampler that is the trainer: engine=exact, precision=fp32, neither "
+                "routing=pr2 nor routing=lagged"
             )
     if config.checkpoint_keep is not None and config.checkpoint_keep > config.steps:
         raise ConfigError(f"checkpoint_keep={config.checkpoint_keep}: the run has {config.steps} steps, and keeps none")
@@ -80,6 +80,11 @@ def _relations(config: RunConfig) -> None:
     for name, replay in _OF_REPLAYS.items():
         if (getattr(routing, name) is None) == (routing.replay == replay):
             raise ConfigError(f"routing.{name} is a number under routing={replay} and left out elsewhere")
+    if routing.lag_trigger is not None and routing.replay != "lagged":
+        raise ConfigError("routing.lag_trigger switches routing=lagged on; leave it out elsewhere")
+    updates = config.steps * config.updates_per_rollout
+    if routing.lag is not None and routing.lag >= updates:
+        raise ConfigError(f"routing.lag={routing.lag}: in a run of {updates} updates no weights are so old; lower it")
     if routing.replay == "pr2" and config.updates_per_rollout < 2:
         raise ConfigError("routing=pr2 learns from a rollout's second update on; use updates_per_rollout of 2 or more")
     if routing.replay == "pr2" and config.optimizer.kind != "adamw":
@@ -119,9 +124,13 @@ def _log(config: RunConfig) -> None:
             raise ConfigError(f"log={config.log} needs its package: pip install 'steadymoe[{config.log}]'") from error
 
 
-def check_names(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a routing, engine or optimizer that would be recorded under the name of another choice."""
-    for key in ("routing.replay", "engine._target_", "engine.dtype", "optimizer.kind"):
+def check_names(
+    flat: Mapping[str, Any],
+    reference: Mapping[str, Any],
+    keys: Sequence[str] = ("routing.replay", "engine._target_", "engine.dtype"),
+) -> None:
+    """Raise ConfigError for a choice of a group that would be recorded under the name of another one."""
+    for key in keys:
         if flat.get(key) != reference.get(key):
             group = key.partition(".")[0]
             raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")

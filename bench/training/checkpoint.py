@@ -31,6 +31,8 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     tensors |= {f"loss/{name}": value.clone() for name, value in learner.state.items()}
     if learner.predictor is not None:
         tensors |= {f"predictor/{name}": value.clone() for name, value in learner.predictor.state_dict().items()}
+    if learner.lag is not None:
+        tensors |= {f"lag/{name}": value.clone() for name, value in learner.lag.state().items()}
     tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
     write_tensors(path, tensors, {"after_step": str(step)})
 
@@ -143,6 +145,8 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
     learner.remember(_section("loss", tensors))
     if learner.predictor is not None:
         learner.predictor.load_state_dict(_section("predictor", tensors))
+    if learner.lag is not None:
+        learner.lag.load(_section("lag", tensors))
     sampler.load(_section("sampler", tensors))
     return int(metadata["after_step"])
 

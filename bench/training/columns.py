@@ -99,6 +99,8 @@ UPDATE = (
            over_updates="least", worse="lower", share=True, kept=True),
     Column("replay_kept", "R3 filtered: share of the replayed experts that ran, over layers and fed tokens",
            worse="lower", share=True),
+    Column("routing_lagged", "lagged routing: share of updates whose experts old weights chose; below 1 with a trigger",
+           share=True),
     Column("route_prediction_kl",
            "PR²: KL of the routers now from their prediction, mean over layers and response tokens", unit="nats"),
     Column("router_margin", "smallest chosen logit minus the largest one not chosen, mean over layers and tokens",
@@ -313,14 +315,26 @@ def tables() -> dict[str, dict[str, Column]]:
 
 
 TABLES = tables()
+# Columns of updates and steps that no line here declares begin with ``loss/`` (numbers of a loss) or ``own/`` (a user's
+# metrics). These are the latter's, as far as ``own_metrics`` has loaded them.
+OWN: dict[str, Column] = {}
+OWN_TABLES = ("steps", "updates")
+# The most such columns of a run, and the longest name of one.
+MAX_OWN, _LONGEST_NAME = 64, 40
 # Tables that runs of earlier versions do not have.
 ADDED = frozenset({"tails"})
 
 
 def of_metric(metric: str) -> Column:
     """The column of a metric: of the first table that has it. A plain column for a name that no table has."""
-    found = (columns[metric] for columns in TABLES.values() if metric in columns)
+    found = (columns[metric] for columns in (*TABLES.values(), OWN) if metric in columns)
     return next(found, Column(metric, ""))
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name is that of a number of a loss or of a user's metric."""
+    prefix, _, rest = name.partition("/")
+    return prefix in ("loss", "own") and rest.isascii() and rest.isidentifier() and len(rest) <= _LONGEST_NAME
 
 
 def bounds(metric: str) -> tuple[float, float] | None:

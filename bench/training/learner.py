@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.training import optimizers, token_metrics
+from steadymoe.bench.training import optimizers, own_metrics, token_metrics
 from steadymoe.bench.training.columns_of_step import Measured, routing_columns
 from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
@@ -23,7 +23,8 @@ from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models import balancing
 from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import routers
-from steadymoe.models.selection import experts_of
+from steadymoe.models.selection import NO_ROUTE, experts_of
+from steadymoe.models.snapshots import Lag
 
 # Replays of the sampler's own routes.
 RECALLS = ("r3", "r3_gates", "r3_filtered")
@@ -41,6 +42,7 @@ class Learner:
             for router in routers(model):
                 router.requires_grad_(False)
         self.objective = config.objective()
+        self._metrics = own_metrics.load() if self._measures else {}
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
         self.optimizer = optimizers.build(model, config.optimizer)
@@ -50,6 +52,8 @@ class Learner:
             rate = config.routing.predictor_learning_rate
             named = [(f"predictor.{name}", weight) for name, weight in self.predictor.named_parameters()]
             self.optimizer.add_param_group({"params": named, "lr": rate, "weight_decay": 0.0})
+        routing = config.routing
+        self.lag = None if routing.lag is None else Lag(model, routing.lag, routing.lag_trigger)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
@@ -77,11 +81,12 @@ class Learner:
         """π_old of the whole rollout, computed in the micro-batches that will be trained on.
 
         The same split means the same arithmetic, so the ratio is exactly 1 before the first update. Under R3 the
-        sampler's experts run here as in the updates (with its gates, if recalled), under PR² the predicted experts.
+        sampler's experts run here as in the updates (with its gates, if recalled), under PR² the predicted experts, and
+        under lagged routing those of the first update, for all rows.
         """
-        forced_LBFK = rollout.routes_LBFK if self._replay in RECALLS else None
-        heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         parts = [part for minibatch in minibatches for part in minibatch]
+        forced_LBFK = rollout.routes_LBFK if self._replay in RECALLS else self.lagged_routes(rollout, parts)
+        heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         now = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
         order_B = _in_order_of_the_rollout(parts)
 
@@ -125,7 +130,7 @@ class Learner:
         mask_MT = rollout.sequences.response_mask_BT[rows_M]
         responses_and_tokens = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
         losses, batches, outputs, forwards, predictions = [], [], [], [], []
-        routing, forced_LBFK = self.config.routing, self.replayed(rollout, old)
+        routing, forced_LBFK = self.config.routing, self.replayed(rollout, old, minibatch)
         for part in minibatch:
             now = self.forwards(self.model, rollout, part, forced_LBFK)
             batch = self.batch(rollout, old, advantages_BT, part.rows_M, now, responses_and_tokens)
@@ -143,7 +148,10 @@ class Learner:
             forwards.append(now)
         loss = torch.stack(losses).sum()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        is_lagged = self.lag is not None and self.lag.is_on
         if loss.isfinite() and grad_norm.isfinite() and all(each.isfinite() for each in predictions):
+            if self.lag is not None:
+                self.lag.before_step(float(grad_norm))
             self.optimizer.step()
             self.remember(outputs[-1].state)
             if routing.bias_speed > 0:  # of the whole mini-batch, however it was split
@@ -152,6 +160,8 @@ class Learner:
         self.optimizer.zero_grad()
         is_cut = (grad_norm > self.config.optimizer.max_grad_norm).to(loss.dtype)
         columns = {"loss": loss, "grad_norm": grad_norm, "norm_cut": is_cut}
+        if self.lag is not None:
+            columns["routing_lagged"] = loss.new_tensor(float(is_lagged))
         if predictions and self._measures:
             assert old.routes_LBFK is not None  # of a model with routers
             columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(old.routes_LBFK)
@@ -175,6 +185,10 @@ class Learner:
         if not self._measures:
             return measured
         overall, histograms = token_metrics.of_update(batch, output)
+        overall |= token_metrics.of_numbers("loss", output.numbers)
+        if self._metrics:
+            old_LMFK = None if old.routes_LBFK is None else old.routes_LBFK[:, rows_M]
+            overall |= own_metrics.measured(self._metrics, own_metrics.Update(batch, output, now, old_LMFK))
         measured |= Measured(overall, {}, histograms)
         if now.routes_LBFK is None:
             return measured
@@ -191,11 +205,33 @@ class Learner:
         prediction.backward()
         return prediction.detach()
 
-    def replayed(self, rollout: Rollout, old: OldPolicy) -> Tensor | None:
-        """Return the experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
+    def replayed(self, rollout: Rollout, old: OldPolicy, minibatch: Sequence[MicroBatch]) -> Tensor | None:
+        """Return the experts that run in the next update, (L, B, F, K); None for the routers' own choice.
+
+        Rows outside the mini-batch count for nothing.
+        """
         if self._replay in RECALLS:
             return rollout.routes_LBFK
+        if self._replay == "lagged":
+            return self.lagged_routes(rollout, minibatch)
         return {"none": None, "r2": old.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
+
+    @torch.no_grad()
+    def lagged_routes(self, rollout: Rollout, parts: Sequence[MicroBatch]) -> Tensor | None:
+        """Return the experts that the lagged weights choose for the rows of ``parts``, (L, B, F, K).
+
+        The choice is that of a whole forward with these weights, as the report has it: the routers' inputs are as old
+        as the routers. Other rows are ``NO_ROUTE``. None without lagged routing, and while it is off.
+        """
+        if self.lag is None or not self.lag.is_on:
+            return None
+        with self.lag.old_weights():
+            chosen = [self.forwards(self.model, rollout, part).routes_LBFK for part in parts]
+        chosen_LMFK = torch.cat([routes_LMFK for routes_LMFK in chosen if routes_LMFK is not None], 1)
+        layers, _, fed, top_k = chosen_LMFK.shape
+        routes_LBFK = chosen_LMFK.new_full((layers, len(rollout.scores_B), fed, top_k), NO_ROUTE)
+        routes_LBFK[:, torch.cat([part.rows_M for part in parts])] = chosen_LMFK
+        return routes_LBFK
 
     def batch(
         self,

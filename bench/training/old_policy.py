@@ -20,7 +20,7 @@ class OldPolicy:
     routes_LBFK: Tensor | None
     """The routers' own choice, whichever experts ran."""
     executed_LBFK: Tensor | None
-    """The experts that ran: the routers' own choice, except under R3 and PR²."""
+    """The experts that ran: the routers' own choice, except under R3, PR² and lagged routing."""
     router_logprobs_LBTE: Tensor | None
     router_inputs_LBTH: Tensor | None
     """The inputs of the routers, kept only for PR²."""

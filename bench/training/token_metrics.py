@@ -4,7 +4,7 @@ Shapes: B responses, T response positions, N response tokens, P prompts, K of th
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -140,6 +140,13 @@ def of_step(updates: list[dict[str, float]]) -> dict[str, float]:
 def mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Mean over the response tokens of a mini-batch, a scalar."""
     return values_BT[mask_BT.bool()].mean()
+
+
+def of_numbers(prefix: str, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the columns of what ``algorithms.batch.summed`` gave: ``prefix/name`` → mean over tokens, nan of none."""
+    means = {f"{prefix}/{name}": sums[0] / sums[1] for name, sums in numbers.items()}
+    # Beyond float32 it is infinite, as every other column: ``record`` takes a larger number for damage.
+    return {name: torch.where(mean.float().isinf(), mean.float().double(), mean) for name, mean in means.items()}
 
 
 def to_floats(scalars: dict[str, Tensor]) -> dict[str, float]:

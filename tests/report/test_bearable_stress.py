@@ -56,6 +56,20 @@ def test_of_two_dials_one_divides_the_table() -> None:
     assert len(table) == 2 * len(BORNE)
 
 
+def test_runs_that_differ_in_another_number_are_lines_of_their_own() -> None:
+    """Two advantages are not averaged, and the one with the fewest further words is the reference."""
+    plain, other = sweep(), sweep()
+    other["arm"] = other["arm"].str.replace(" ", " advantage=reward ", n=1)
+    other["axes"] = "advantage=reward"
+    falls = (other["metric"] == "eval_accuracy") & (other["step"] == 30)
+    other.loc[falls & (other["algorithm"] == "grpo"), "value"] -= 0.1
+    table = bearable.table(pd.concat([plain, other]))
+    assert set(table["loss"]) == {name + word for name in BORNE for word in ("", " advantage=reward")}
+    numbers = table.set_index("loss")["× grpo"]
+    assert numbers["grpo"] == "1.00"
+    assert float(numbers["grpo advantage=reward"].split()[0]) < 0.9
+
+
 def test_each_loss_at_its_own_rate_is_a_sweep_of_staleness_and_not_of_the_rate() -> None:
     """A rate that differs between losses is no dial: no run of a loss differs in it."""
     runs = sweep("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))

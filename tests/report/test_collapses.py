@@ -91,7 +91,7 @@ def test_runs_that_differ_in_a_third_axis_are_not_averaged_into_one_frontier() -
     runs = grid()
     wide = runs[runs["algorithm"] == "grpo"].assign(collapsed_step=np.nan)
     _, lines = collapses.frontiers(pd.concat([runs, wide.assign(arm=wide["arm"] + " clip_high=0.4")]), NO_STEPS)
-    assert set(lines["arm"]) == {"gspo"}
+    assert of_lines(lines) == {"grpo": [8, 2 * np.sqrt(2)], "grpo clip_high=0.4": [8, 8], "gspo": [8, 8]}
 
 
 def test_replay_has_a_frontier_of_its_own() -> None:

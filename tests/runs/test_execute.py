@@ -119,7 +119,7 @@ def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> No
         empty = {column for column in frames[name] if frames[name][column].isna().all()}
         absent = {"correction_weight", "correction_rejected", "loss_number", "route_prediction_kl"}
         absent |= {"replay_expert_disagreement", "replay_set_disagreement"}  # nothing is replayed
-        absent |= {"replay_share", "replay_kept"}
+        absent |= {"replay_share", "replay_kept", "routing_lagged"}
         of_steps = {"reference_kl", "eval_accuracy_permuted", "replay_kl", "replay_kl_free", "replay_kl_shifted"}
         assert empty == absent | (of_steps if name == "steps" else set())
 

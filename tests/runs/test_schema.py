@@ -39,12 +39,15 @@ for dotted, setting in settings():
     SETTINGS.setdefault(dotted, setting)  # of the optimizers AdamW is the first
 (PLANNED,) = compose.plan(["routing=pr2", "savings.sampler_as_old=null"])
 PLAIN = PLANNED.plain
-# It has every field that AdamW lacks.
+# They have the fields that AdamW and the other routings lack.
 (WITH_MUON,) = (planned.plain for planned in compose.plan(["optimizer=muon"]))
+(WITH_LAG,) = (planned.plain for planned in compose.plan(["routing=lagged", "routing.lag_trigger=3.0"]))
 
 
 def plain_of(key: str) -> dict[str, Any]:
     """The default config, or another one that has the field."""
+    if key.startswith("routing.lag"):
+        return WITH_LAG
     is_muons = key.startswith("optimizer.") and key.split(".")[1] not in PLAIN["optimizer"]
     return WITH_MUON if is_muons else PLAIN
 
@@ -146,7 +149,9 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         ("optimizer.epsilon", [1e-300], [0.0]),
         ("cold_start.accuracy_low", [0.0, 1.0], [-1e-9, 1 + 1e-9]),
         ("algorithm.overlong.buffer", [0.5], [0.0, 1.0]),
-        ("routing.replay", ["none", "r2", "r3", "r3_gates", "r3_filtered", "pr2"], ["r1"]),
+        ("routing.replay", ["none", "r2", "r3", "r3_gates", "r3_filtered", "pr2", "lagged"], ["r1"]),
+        ("routing.lag", [1, 1000], [0, 1001]),
+        ("routing.lag_trigger", [1.01, 3], [1.0, float("inf")]),
         ("routing.bias_speed", [0, 1e-3], [-1e-9, float("inf")]),
         ("experts", ["eager", "megablocks"], ["all"]),
         ("audit.drift", [[0], [0, 1_000_000]], [[], [0, 0], [-1]]),
@@ -175,6 +180,7 @@ def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(
         (["routing=pr2", "routing.predictor_learning_rate=null"], ("routing.predictor_learning_rate", "pr2")),
         (["routing=r3", "+routing.score_share=0.5"], ("routing.score_share", "r3_filtered")),
         (["routing=r3_filtered", "routing.score_share=1.5"], ("routing.score_share", "at most 1, got 1.5")),
+        (["routing=lagged", "routing.lag=240"], ("routing.lag=240", "a run of 240 updates")),
         (["model=dense_micro", "routing=r3_gates"], ("dense", "no routers to replay")),
         (["model=dense_micro", "routing.bias_speed=0.001"], ("dense", "balance")),
         (["model=micro", "routing=r3", "routing.replay=r3_gates"], ("routing.replay", "choose another routing")),

@@ -6,6 +6,7 @@ import pandas as pd
 from committed import assert_same
 
 from steadymoe.bench.report import archive, write
+from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.score import board, outcomes, standard
 from steadymoe.bench.score.standard import RATE, REFERENCE
 
@@ -30,6 +31,73 @@ def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
     gains = (ends["last"] - ends["first"]).groupby(["algorithm", "learning_rate"]).mean()
     assert {"grpo", "sharpening"} == set(gains.index.get_level_values("algorithm"))
     assert gains.max() <= gain / 4
+
+
+def test_the_table_of_advantages_is_that_of_the_runs() -> None:
+    """Of ``experiment=advantage``: mean at the end, and the paired difference from GRPO's own advantage."""
+    steps = archive.load(RULER, "advantage")["steps"]
+    steps = steps[(steps["metric"] == "eval_accuracy") & (steps["algorithm"] == REFERENCE)].sort_values("step")
+    name = steps["axes"].str.extract("advantage=([a-z_]+)")[0].where(~steps["axes"].str.contains("max_rollouts"), "4")
+    ends = steps.groupby(["learning_rate", name, "seed"])["value"].last().unstack()
+    text = (RULER / "README.md").read_text()
+    rows = {
+        "group_mean_std": "| GRPO's: ",
+        "plus_minus": "(`plus_minus`)",
+        "plus_minus_mixed": "(`plus_minus_mixed`)",
+        "reward": "(`reward`)",
+        "4": "max_rollouts=4",
+    }
+    for each, words in rows.items():
+        (row,) = [line for line in text.splitlines() if line.startswith("|") and words in line]
+        for place, rate in enumerate((1e-4, 4e-4)):
+            mean, difference = row.split("|")[2 * place + 2 : 2 * place + 4]
+            assert ends.loc[rate, each].count() == 10
+            assert mean.strip() == f"{ends.loc[rate, each].mean():.3f}"
+            if each != "group_mean_std":
+                apart = (ends.loc[rate, each] - ends.loc[rate, "group_mean_std"]).mean()
+                assert difference.split()[0].replace("−", "-") == f"{apart:.3f}"
+
+
+def test_the_second_tasks_numbers_are_those_of_the_runs() -> None:
+    table = bearable.table(archive.load(RULER, "bearable_selection")["steps"]).set_index("loss")
+    number = table.loc["gspo", "× grpo"]
+    pages = [ROOT / "README.md", RULER / "README.md", ROOT / "docs" / "questions.md"]
+    assert all(number in page.read_text() for page in pages)
+    row = next(line for line in pages[1].read_text().splitlines() if line.startswith("| GRPO | 1 | 1 |"))
+    assert row.split("|")[-2].strip() == str(table.loc["grpo", "sampled at best"]).split()[0]
+
+
+def test_the_table_of_optimizers_is_that_of_the_runs() -> None:
+    table = bearable.table(archive.load(RULER, "optimizers")["steps"]).set_index(["setting", "loss"])
+    rows = {"adamw": "| AdamW", "muon": "| Muon", "sign": "| sign descent", "sgd": "| SGD"}
+    for name, begins in rows.items():
+        (row,) = [line for line in (RULER / "README.md").read_text().splitlines() if line.startswith(begins)]
+        cells = [cell.strip() for cell in row.split("|")[2:8]]
+        for loss, (rate, sampled, greedy) in {"grpo": cells[:3], "gspo": cells[3:]}.items():
+            ours = table.loc[(name, loss)]
+            assert float(rate) == float(ours["best learning rate"])
+            assert float(sampled) == float(str(ours["sampled at best"]).split()[0])
+            assert float(greedy) == float(str(ours["greedy at best"]).split()[0])
+
+
+def test_the_table_of_routings_is_that_of_the_runs() -> None:
+    """``experiment=routing_mismatch``: means at the end, and paired differences from GRPO with free routes."""
+    steps = archive.load(RULER, "routing_mismatch")["steps"].sort_values("step")
+    ends = {
+        metric: steps[steps["metric"] == metric].groupby(["algorithm", "routing", "seed"])["value"].last().unstack()
+        for metric in ("eval_accuracy", "eval_greedy")
+    }
+    arms = [("grpo", "off"), ("grpo", "r2"), ("grpo", "r3"), ("grpo", "r3_filtered"), ("grpo", "r3_gates")]
+    arms += [("grpo", "lagged"), ("up_grpo", "off")]
+    text = (RULER / "README.md").read_text().partition("## Routing against a mismatch")[2]
+    rows = [line for line in text.splitlines() if line.startswith("|")][2 : 2 + len(arms)]
+    for arm, row in zip(arms, rows, strict=True):
+        _, _, sampled, difference, greedy, _ = row.split("|")
+        assert sampled.strip() == f"{ends['eval_accuracy'].loc[arm].mean():.3f}"
+        assert greedy.strip() == f"{ends['eval_greedy'].loc[arm].mean():.3f}"
+        if arm != arms[0]:
+            apart = (ends["eval_accuracy"].loc[arm] - ends["eval_accuracy"].loc[arms[0]]).mean()
+            assert difference.split()[0].replace("−", "-") == f"{apart:.3f}"
 
 
 def test_the_committed_board_is_drawn_from_what_was_recorded(tmp_path: Path) -> None:

@@ -37,6 +37,13 @@ REFUSED = {
     "routing=off routing.replay=r2": "choose another routing in its place",
     "routing=pr2 updates_per_rollout=1": "learns from a rollout's second update on",
     "routing=pr2 routing.predictor_learning_rate=0": "routing.predictor_learning_rate` must be above 0",
+    "routing=r2 +routing.lag=2": "routing.lag is a number under routing=lagged and left out elsewhere",
+    "routing=lagged routing.lag=null": "routing.lag is a number under routing=lagged",
+    "routing=lagged routing.lag=0": "`routing.lag` must be at least 1",
+    "routing=lagged steps=2 routing.lag=16": "routing.lag=16: in a run of 16 updates no weights are so old",
+    "routing=lagged routing.lag_trigger=1.0": "`routing.lag_trigger` must be above 1",
+    "routing=off +routing.lag_trigger=3.0": "routing.lag_trigger switches routing=lagged on",
+    "model=dense_tiny routing=lagged": "has no routers",
     "model=dense_micro cold_start.aux_loss=0.02": "dense and has no routers: cold_start.aux_loss",
     "model=dense_micro optimizer.router_factor=5": "dense and has no routers: optimizer.router_factor",
     "model=micro +model.config.router_scale=0": "router_scale must be a number above 0; got 0",
@@ -67,6 +74,7 @@ REFUSED = {
     "savings.sampler_as_old=5 engine=truncated": "a sampler that is the trainer",
     "savings.sampler_as_old=5 precision=bf16": "a sampler that is the trainer",
     "savings.sampler_as_old=5 routing=pr2": "a sampler that is the trainer",
+    "savings.sampler_as_old=5 routing=lagged": "a sampler that is the trainer",
     "measure=little probe.largest=4": "measure=little runs no probe: probe.largest=4",
 }
 

@@ -14,6 +14,7 @@ from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.support import external, processes
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, without_mathematics
+from steadymoe.bench.training import own_metrics
 
 __all__ = ["FIGURES", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "style"]
 
@@ -141,8 +142,9 @@ def every() -> dict[str, FigureSpec]:
     """Return the figures by id: the shipped ones, then a user's own.
 
     A user's own figures are the lists ``FIGURES`` of modules ``*figures.py`` in the folders of STEADYMOE_PATH. Raises
-    CannotDraw for a module that cannot be used.
+    CannotDraw for a module that cannot be used, ConfigError for one of metrics.
     """
+    own_metrics.load()  # figures take labels from their columns
     return FIGURES | _own(tuple(external.folders()))
 
 

@@ -105,8 +105,8 @@ def _wide(ours: pd.DataFrame, line: str) -> pd.DataFrame:
 
 
 def _reference(ours: pd.DataFrame) -> str | None:
-    """Return the line of the reference: the one without a further choice, if there are several."""
-    lines = sorted(set(ours.loc[ours["algorithm"] == REFERENCE, "line"]), key=len)
+    """Return the line of the reference: the one with the fewest further choices, if there are several."""
+    lines = sorted(set(ours.loc[ours["algorithm"] == REFERENCE, "line"]), key=lambda line: (line.count(" "), line))
     return lines[0] if lines else None
 
 
@@ -140,7 +140,9 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
     """
     runs, (dial, *_) = levels(steps), _varying(steps)
     panels, outcomes = list(dict.fromkeys(runs["panel"])), [name for name in _OUTCOMES if runs[name].notna().any()]
-    lines = looks.of_lines(runs, "line")
+    names = sorted(set(runs["line"]))
+    alone = runs["algorithm"].nunique() == 1  # its colour would tell nothing apart
+    lines = {name: looks.look(place) for place, name in enumerate(names)} if alone else looks.of_lines(runs, "line")
     with style.figure_style():
         width = style.ONE_COLUMN if len(outcomes) == 1 else style.TWO_COLUMNS
         figure, axes = style.panels(
@@ -221,7 +223,7 @@ def _panel(
         shift = (place + 0.5) / len(names) - 0.5
         beside = data["x"] * _SPREAD**shift if log else data["x"] + 0.02 * shift * ours["dial"].max()
         axis.vlines(beside, data["low"], data["high"], color=look.colour, linewidth=0.8)
-        marks: Any = {"linestyle": look.dashes, "marker": look.marker, "markersize": 3.5}
+        marks: Any = {"linestyle": look.dashes, "markersize": 3.5, **look.mark}
         axis.plot(beside, data["mean"], label=name, color=look.colour, **marks)
         style.note(
             axis, name, data[["x", "mean", "low", "high", "n"]], panel=called or columns.label(_OUTCOMES[outcome])

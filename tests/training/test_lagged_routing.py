@@ -1,0 +1,216 @@
+"""Lagged routing: experts of old weights, gates and gradients of today's; its trigger and its state.
+
+Shapes: L MoE layers, M sequences of a mini-batch, F positions fed, N tokens of a forward, K experts a token, E experts.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_execute import assert_resumes
+from test_learner import advantages, begun, trainer
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.bench.runs import record
+from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import NO_ROUTE
+from steadymoe.models.snapshots import Lag
+
+FAST = ["optimizer.learning_rate=1e-2", "updates_per_rollout=4"]
+
+
+def columns_and_weights(made: Trainer, step: int = 1, lagged: bool | None = None) -> list[Tensor]:
+    """Loss, gradient norm and all weights after each update of a step; the lag is switched on or off first."""
+    if made.learner.lag is not None and lagged is not None:
+        made.learner.lag._left = 64 if lagged else 0
+    rollout, minibatches, old = begun(made, step)
+    found = []
+    for parts in minibatches:
+        measured = made.learner.update(rollout, old, advantages(rollout), parts)
+        found += [measured.overall["loss"], measured.overall["grad_norm"]]
+        found += [weight.detach().clone() for weight in made.model.parameters()]
+    return found
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# --- which experts, which gates ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [1, 3, 6])
+@pytest.mark.parametrize(
+    "words", [[], ["microbatch=3"], ["savings.share_prompts=false"], ["routing.bias_speed=0.02"]], ids=str
+)
+def test_updates_run_the_experts_that_the_model_of_so_many_updates_ago_chooses(
+    tmp_path: Path, words: list[str], lag: int
+) -> None:
+    """In the old policy those of the rollout's first update; before the first updates those of the start."""
+    made = trainer(tmp_path, "routing=lagged", f"routing.lag={lag}", *FAST, *words)
+    forwards, history, seen = made.learner.forwards, [copy.deepcopy(made.model)], []
+
+    def routes(age: int, rollout: Any, parts: Any) -> list[Tensor]:
+        model = history[max(0, len(history) - 1 - age)]
+        with torch.no_grad():
+            return [forwards(model, rollout, part).routes_LBFK for part in parts]
+
+    has_differed = False
+    for step in (1, 2):
+        rollout, minibatches, old = begun(made, step)
+        for parts in minibatches:
+            for part, lagged, own in zip(parts, routes(lag, rollout, parts), routes(0, rollout, parts), strict=True):
+                if len(history) == 1 + 4 * (step - 1):
+                    assert torch.equal(old.executed_LBFK[:, part.rows_M], lagged)
+                    # Below the first layer the routers' inputs are those of other experts.
+                    assert torch.equal(old.routes_LBFK[0, part.rows_M], own[0])
+                forced_LBFK = made.learner.replayed(rollout, old, parts)
+                assert torch.equal(forced_LBFK[:, part.rows_M], lagged)
+                has_differed |= not torch.equal(lagged, own)
+            measured = made.learner.update(rollout, old, advantages(rollout), parts).overall
+            assert measured["replay_share"] == measured["routing_lagged"] == 1
+            seen.append(float(measured["token_ratio_max"]))
+            history.append(copy.deepcopy(made.model))
+    assert has_differed
+    assert seen[0] == seen[4] == 1 != seen[5], "the ratio is 1 before a rollout's first update"
+
+
+def test_a_lag_of_a_whole_rollout_is_r2_on_the_first_one_and_no_other(tmp_path: Path) -> None:
+    """All updates of the first rollout are at most three from the start: to the bit R2's. A lag of 1 is not."""
+    r2, long, short, off = (
+        trainer(tmp_path, *words, *FAST)
+        for words in (
+            ["routing=r2"],
+            ["routing=lagged", "routing.lag=3"],
+            ["routing=lagged", "routing.lag=1"],
+            ["routing=off"],
+        )
+    )
+    first = columns_and_weights(r2)
+    assert same(columns_and_weights(long), first)
+    assert not same(columns_and_weights(short), first)
+    assert not same(columns_and_weights(off), first)
+    assert not same(columns_and_weights(long, 2), columns_and_weights(r2, 2))
+
+
+def test_gates_are_todays_and_the_gradient_is_that_of_a_forward_made_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path, "routing=lagged", "routing.lag=2", "optimizer.max_grad_norm=1e9", *FAST)
+    learner, start = made.learner, copy.deepcopy(made.model)
+    rollout, minibatches, old = begun(made)
+    for parts in minibatches[:2]:
+        learner.update(rollout, old, advantages(rollout), parts)
+    (part,) = minibatches[2]
+    with torch.no_grad():
+        routes_LMFK = learner.forwards(start, rollout, part).routes_LBFK
+    today = copy.deepcopy(made.model)
+    whole_LBFK = routes_LMFK.new_full((len(routes_LMFK), len(rollout.scores_B), *routes_LMFK.shape[2:]), NO_ROUTE)
+    whole_LBFK[:, part.rows_M] = routes_LMFK
+    forced_LNK = part.layout.fold(whole_LBFK[:, part.rows_M])
+    for router, indices_NK in zip(routers(today), forced_LNK.long(), strict=True):
+
+        def by_hand(hidden: Tensor, router: nn.Module = router, indices_NK: Tensor = indices_NK) -> Any:
+            logits_NE = hidden.reshape(-1, hidden.shape[-1]) @ router.get_parameter("weight").T
+            own_NK = logits_NE.topk(indices_NK.shape[-1]).indices
+            chosen_NK = torch.where(indices_NK == NO_ROUTE, own_NK, indices_NK)
+            weights_NK = logits_NE.softmax(-1).gather(-1, chosen_NK)
+            return logits_NE, weights_NK / weights_NK.sum(-1, keepdim=True), chosen_NK
+
+        router.forward = by_hand  # type: ignore[method-assign]
+    now = learner.forwards(today, rollout, part)
+    mask_MT = rollout.sequences.response_mask_BT[part.rows_M]
+    counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
+    learner.objective(learner.batch(rollout, old, advantages(rollout), part.rows_M, now, counts)).loss.backward()
+    gradients: dict[str, Tensor] = {}
+    monkeypatch.setattr(
+        learner.optimizer,
+        "step",
+        lambda: gradients.update({name: weight.grad.clone() for name, weight in made.model.named_parameters()}),
+    )
+    measured = learner.update(rollout, old, advantages(rollout), [part]).overall
+    assert measured["replay_expert_disagreement"] > 0
+    for name, weight in today.named_parameters():
+        assert_close(gradients[name], weight.grad, atol=1e-6, rtol=1e-4)
+    assert all(gradients[name].any() for name in gradients if name.endswith("gate.weight"))
+
+
+def test_old_weights_are_in_the_model_inside_the_block_alone(model: PreTrainedModel) -> None:
+    lag, start = Lag(model, 2), copy.deepcopy(model).state_dict()
+    for _ in range(3):
+        lag.before_step(1.0)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += 1
+    now = {name: weight.clone() for name, weight in model.state_dict().items()}
+    inside: dict[str, Tensor] = {}
+
+    def looks_and_fails() -> None:
+        with lag.old_weights():
+            inside.update({name: weight.clone() for name, weight in model.state_dict().items()})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        looks_and_fails()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, now[name])
+        assert_close(inside[name], start[name] + 1)  # of three updates the last two are undone
+    assert len(lag._past.state()) == 2 * len(dict(model.named_parameters()))
+
+
+# --- the trigger -------------------------------------------------------------------------------------
+
+
+def test_a_spike_switches_the_lag_on_for_64_updates(model: PreTrainedModel) -> None:
+    lag = Lag(model, 1, trigger=3.0)
+
+    def switched(*norms: float) -> list[bool]:
+        found = []
+        for norm in norms:
+            lag.before_step(norm)
+            found.append(lag.is_on)
+        return found
+
+    assert switched(1, 9, 1, 9, 1, 1, 9, 1) == [False] * 8, "a median of seven calls nothing a spike"
+    assert switched(3.0) == [False], "not above 3 × the median of 1"
+    assert switched(3.1, *[1] * 64) == [True] * 64 + [False]
+    assert switched(3.1, *[1] * 10, 4) == [True] * 12
+    state = {name: value.clone() for name, value in lag.state().items()}
+    # Of the last 64 norms two others and 29 of these are above 1: the thirtieth is the last spike.
+    assert switched(*[5] * 110) == [True] * (29 + 64) + [False] * 17
+    assert switched(15, 15.1) == [False, True]
+    lag = Lag(model, 1, trigger=3.0)
+    lag.load(state)
+    assert switched(*[5] * 110) == [True] * (29 + 64) + [False] * 17
+
+
+def test_a_trigger_is_free_routing_while_off_and_lagged_while_on(tmp_path: Path) -> None:
+    words = ["routing=lagged", "routing.lag=2", *FAST]
+    never, always, off = (
+        trainer(tmp_path, *more, *FAST) for more in ([*words, "routing.lag_trigger=1e9"], words, ["routing=off"])
+    )
+    assert same(columns_and_weights(never, lagged=False), columns_and_weights(off))
+    columns_and_weights(always)
+    for made in (never, always):
+        checkpoint.save(tmp_path / "checkpoint.safetensors", always.learner, always.sampler, 1)
+        checkpoint.load(tmp_path / "checkpoint.safetensors", made.learner, made.sampler)
+    on = columns_and_weights(never, 2, lagged=True)
+    assert same(on, columns_and_weights(always, 2))
+    checkpoint.load(tmp_path / "checkpoint.safetensors", never.learner, never.sampler)
+    assert not same(columns_and_weights(never, 2, lagged=False), on)
+
+
+@pytest.mark.parametrize("trigger", ["null", "1.02"])
+def test_a_stopped_run_resumes_with_old_weights_and_the_state_of_the_trigger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trigger: str
+) -> None:
+    words = [*FAST, "routing=lagged", "routing.lag=6", f"routing.lag_trigger={trigger}", "routing.bias_speed=0.01"]
+    whole = assert_resumes(tmp_path, monkeypatch, 5, *words)
+    lagged = record.read_table(whole.folder, "updates")["routing_lagged"]
+    assert set(lagged) == ({1.0} if trigger == "null" else {0.0, 1.0})
