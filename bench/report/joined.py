@@ -88,7 +88,7 @@ def difference(runs: pd.DataFrame) -> str:
     keys = list(dict.fromkeys(key for each in values.values() for key in each))
     differing = [key for key in keys if len({tuple(each.get(key, ())) for each in values.values()}) > 1]
     # Of a group with other choices its fields say no more.
-    named = [key for key in differing if key in _GROUPS or key.partition(".")[0] not in differing]
+    named = [key for key in differing if key in _GROUPS or "." not in key or key.partition(".")[0] not in differing]
     if not named:
         return ""
     listed = [
