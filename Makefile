@@ -39,7 +39,7 @@ check: $(READY)
 	$(MAKE) check-losses
 	$(BIN)/steadymoe run experiment=every_algorithm
 	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference
-	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
+	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference --names ""
 	$(BIN)/python -m pytest -m check -rs
 	NPY_DISABLE_CPU_FEATURES="$$($(DISPATCHED))" ATEN_CPU_CAPABILITY=default \
 		$(BIN)/python -m pytest -n auto --dist worksteal
@@ -66,8 +66,8 @@ audits: $(READY)
 # Git keeps those that a page links.
 figures: $(READY)
 	for experiment in $(notdir $(wildcard results/reference/audits/*)); do \
-		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png || exit; done
-	$(BIN)/steadymoe report --results results/reference --format png
+		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png --caption --names "" || exit; done
+	$(BIN)/steadymoe report --results results/reference --format png --caption --names ""
 	$(BIN)/python -m study --results results/reference --pages study --format png
 	$(BIN)/python tests/report/linked.py > results/reference/.gitignore
 

@@ -64,7 +64,8 @@ def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.Da
     """
     from steadymoe.bench.report import report_page
 
-    return report_page.ended(Path(folder), experiment)[experiment]
+    (tables,) = report_page.ended(Path(folder), experiment).values()
+    return tables
 
 
 def figure(name: str, tables: "Mapping[str, pd.DataFrame]", arms: "Sequence[str] | None" = None) -> "DataFigure":

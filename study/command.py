@@ -10,7 +10,7 @@ import pandas as pd
 
 from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.audit import command as audit
-from steadymoe.bench.report import report_page, tuning, write
+from steadymoe.bench.report import paper, report_page, tuning, write
 from steadymoe.bench.support import atomic_files, processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
@@ -151,7 +151,8 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
 
 def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict[str, pd.DataFrame]) -> list[Path]:
     spec = SPECS[id]
-    return write.figure(results, spec.stem(named), spec.figure(data), spec.caption, formats)
+    with paper.used(paper.Paper(caption=True)):
+        return write.figure(results, spec.stem(named), spec.figure(data), spec.caption, formats)
 
 
 def _refuse_file(folder: Path | None) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from steadymoe.bench.report import paper
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.support import atomic_files
 from steadymoe.integrations import speed
@@ -114,8 +115,9 @@ def main() -> None:
     slopes = {" ".join(filter(None, key)): exponent(its["x"].tolist(), its["seconds"].tolist()) for key, its in lines}
     facts = {"cpu": speed.provenance.processor(), "exponents": slopes, "points": points.to_dict("records")}
     atomic_files.write_json(RECORDED / "growth.json", facts)
-    for suffix in ("png", "svg"):
-        drawn(points).write(RECORDED / f"growth.{suffix}", suffix)
+    with paper.used(paper.Paper(caption=True)):
+        for suffix in ("png", "svg"):
+            drawn(points).write(RECORDED / f"growth.{suffix}", suffix)
     print(json.dumps(slopes, indent=2))
 
 

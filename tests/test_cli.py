@@ -367,7 +367,7 @@ def test_a_sweep_runs_reports_and_tells_its_status(
     assert "4 of 4 runs have finished before" in capfd.readouterr().out
 
     assert steadymoe(monkeypatch, "report", "--experiment", "small", "--format", "svg") == 0
-    assert "| gspo" in capfd.readouterr().out
+    assert "| GSPO" in capfd.readouterr().out
     assert (tmp_path / "results" / "report.html").exists()
     assert steadymoe(monkeypatch, "status") == 0
     assert "small: 4 finished" in capfd.readouterr().out
@@ -448,7 +448,7 @@ def test_one_figure_is_drawn_from_the_experiment_that_is_named(
     words = ["report", "--figure", "fig02", "--experiment", "small", "--results", str(tmp_path), "--format", "svg"]
     assert steadymoe(monkeypatch, *words) == 0
     assert (tmp_path / "figures" / "small-fig02-clip_fraction.svg").exists()
-    assert [path.suffix for path in (tmp_path / "figures").iterdir()] == [".svg"]
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".txt"}
     assert "small-fig02-clip_fraction.csv" in capsys.readouterr().out
 
 
@@ -457,7 +457,7 @@ def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, mon
         shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / name)
     assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), "--format", "png") == 0
     drawn = sorted((tmp_path / "figures").iterdir())
-    assert {path.suffix for path in drawn} == {".png", ".svg"}  # svg is what the page shows
+    assert {path.suffix for path in drawn} == {".png", ".svg", ".txt"}  # svg is what the page shows
     together = {path: path.read_bytes() for path in [*drawn, *(tmp_path / "tables").iterdir()]}
     page = (tmp_path / "report.html").read_text()
     for path in together:

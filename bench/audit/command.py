@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from steadymoe.bench.report import paper
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
@@ -61,6 +62,7 @@ def _report_parser() -> argparse.ArgumentParser:
     parser.add_argument("--against", metavar="LOSS", help="the loss to compare with (default: grpo, else the first)")
     parser.add_argument("--drift", type=int, metavar="K", help="the largest k to show (default: the largest)")
     parser.add_argument("--format", default="png,svg,pdf", metavar="A,B", help="some of png,svg,pdf (default: all)")
+    paper.add_options(parser)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data in this folder, and draw nothing")
     return parser
 
@@ -115,13 +117,15 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.keep is not None:
         if given := [f"--{name}" for name, value in chosen.items() if value is not None]:
             raise UserError(f"--keep archives all losses; leave {', '.join(given)} out")
+        paper.refuse(arguments)
         path, missing = archive.keep(arguments.results, arguments.experiment, arguments.keep)
         print("\n".join(visible(line) for line in [f"wrote {path}", *missing]))
         return 0
     formats = write.formats(arguments.format)
     losses = None if arguments.losses is None else [name.strip() for name in arguments.losses.split(",")]
     place, experiment = arguments.results, arguments.experiment
-    written = report.write(place, experiment, formats, losses, arguments.against, arguments.drift)
+    with paper.used(paper.given(arguments)):
+        written = report.write(place, experiment, formats, losses, arguments.against, arguments.drift)
     print(written.ranking)
     for line in [*(f"wrote {path}" for path in written.files), *written.missing]:
         print(visible(line))

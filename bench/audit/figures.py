@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 
 from steadymoe.bench.audit import clip_atlas, clips
 from steadymoe.bench.audit.gradients import BLOCKS
+from steadymoe.bench.report import paper
 from steadymoe.bench.report.figures import CannotDraw, looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
@@ -23,7 +24,7 @@ QUANTITIES = {"usefulness": "usefulness", "snr": "signal-to-noise ratio", "bias"
 _ROUTINGS = {"free": "free routes", "r2": "old routes (R2)", "r3": "sampler's routes (R3)"}
 _MARKERS = dict(zip(_ROUTINGS, ("o", "s", "^"), strict=True))
 # The unit of the ratio that an algorithm clips, on the map of bands.
-_UNITS = {"grpo": "token ratio (grpo)", "gspo": "sequence ratio (gspo)"}
+_UNITS = {"grpo": "token ratio ({})", "gspo": "sequence ratio ({})"}
 # With more lines, bands of intervals cover each other: the figure of one drift and the tables have the intervals.
 _MAX_BANDS = 6
 # Smaller clip shares are not drawn.
@@ -163,7 +164,7 @@ def bands(table: pd.DataFrame) -> DataFigure:
     shown = shown.assign(width=np.sqrt(shown["clip_low"] * shown["clip_high"])).sort_values("width", kind="stable")
     is_even = shown["clip_low"] == shown["clip_high"]
     routings, drifts = _routings(shown), {k: f"k = {k}" for k in sorted(shown["k"].unique())}
-    lines = {name: (_UNITS.get(name, name), looks.of_algorithm(name)) for name in names}
+    lines = {name: (_UNITS.get(name, "{}").format(paper.shown(name, name)), looks.of_algorithm(name)) for name in names}
     with style.figure_style():
         figure, axes = _grid(
             shown[is_even], ("routing", routings), ("k", drifts), ("algorithm", lines), ("width", "width of the band"),

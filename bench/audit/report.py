@@ -10,6 +10,7 @@ import pandas as pd
 from steadymoe.bench.audit import archive, clip_atlas, clips, tables
 from steadymoe.bench.audit.figures import FIGURES, clip_shares
 from steadymoe.bench.audit.measure import NOT_FINITE
+from steadymoe.bench.report import paper
 from steadymoe.bench.report import write as writer
 from steadymoe.bench.report.figures import CannotDraw, looks
 from steadymoe.bench.support.errors import UserError
@@ -44,7 +45,7 @@ def write(
     Damaged where a file cannot be read.
     """
     audits = archive.load(results, experiment)
-    rows, reference = _chosen(audits.rows, losses, against, drift)
+    rows, reference = _named(*_chosen(audits.rows, losses, against, drift))
     stem = experiment if experiment.startswith("audit") else f"{experiment}-audit"
     if any(choice is not None for choice in (losses, against, drift)):
         stem += "-part"  # a part replaces no whole report
@@ -105,6 +106,14 @@ def _chosen(
     lines = looks.of_lines(rows[rows["algorithm"] != ""], "loss")
     reference = against if against is not None or not lines else looks.reference(lines)
     return (rows if drift is None else rows[rows["k"] <= drift]), reference
+
+
+def _named(rows: pd.DataFrame, reference: str | None) -> tuple[pd.DataFrame, str | None]:
+    """Return the rows and the loss to compare with, losses named as the paper does."""
+    measured = rows.loc[rows["algorithm"] != "", ["loss", "algorithm"]].rename(columns={"loss": "arm"})
+    paper.refuse_unknown(measured)
+    names = paper.renamed(measured)
+    return rows.assign(loss=rows["loss"].map(lambda loss: names.get(loss, loss))), names.get(reference, reference)
 
 
 def _groups(joined: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from steadymoe.bench.report import paper
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
@@ -12,6 +13,7 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
 
   steadymoe report                                  # every experiment
   steadymoe report --experiment quickstart          # one experiment, with every figure that its runs allow
+  steadymoe report --experiment mine,quickstart     # joined in one table; results/reference/quickstart: of that folder
   steadymoe report --list                           # every figure, and whether its data are on disk
   steadymoe report --figure fig05 --format pdf      # one figure, from its own experiment
   steadymoe report --figure overview --experiment first --arms grpo,gspo
@@ -23,7 +25,7 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
 def main(words: list[str]) -> int:
     """Run the verb and return the exit code, 0. Raises UserError for what cannot be reported."""
     given = _parser().parse_args(words)
-    from steadymoe.bench.report import figures, report_page, write
+    from steadymoe.bench.report import report_page, write
 
     results, experiment = given.results, given.experiment
     formats = write.formats(given.format)
@@ -32,9 +34,21 @@ def main(words: list[str]) -> int:
             raise UserError("--format is for figures; leave it out")
         if given.arms is not None:
             raise UserError("--arms is for figures and whole reports; leave it out")
+        paper.refuse(given)
     if given.list:
         print(report_page.listing(results).to_markdown(index=False))
         return 0
+    if (given.keep or given.export) and report_page.is_joined(experiment):
+        raise UserError("--keep and --export take one experiment at a time")
+    with paper.used(paper.Paper() if given.keep or given.export else paper.given(given)):  # data keep their names
+        return _report(given, formats)
+
+
+def _report(given: argparse.Namespace, formats: list[str]) -> int:
+    """Write what is asked for, print it, and return the exit code, 0."""
+    from steadymoe.bench.report import figures, joined, report_page
+
+    results, experiment = given.results, given.experiment
     lines: list[str] = []
     names = [experiment]
     if given.export is not None:
@@ -43,6 +57,9 @@ def main(words: list[str]) -> int:
         paths = report_page.keep(results, experiment, given.keep)
     elif given.figure:
         specs = figures.find(given.figure)
+        if report_page.is_joined(experiment):
+            (recorded,) = report_page.ended(results, experiment).values()
+            print(joined.difference(recorded["runs"]) or "These experiments differ in algorithm and seed alone.")
         names = [experiment or spec.experiment for spec in specs]
         paths = [path for spec in specs for path in report_page.draw(spec, results, experiment, formats, given.arms)]
     else:
@@ -58,9 +75,12 @@ def _parser() -> Parser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="steadymoe report", description=DESCRIPTION, formatter_class=raw)
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
-    parser.add_argument("--experiment", help="only this experiment (default: all; with --figure, the figure's own)")
+    parser.add_argument(
+        "--experiment", help="only this experiment, or several, joined: A,B (default: all; with --figure, its own)"
+    )
     parser.add_argument("--arms", type=_names, metavar="A,B", help="only these arms, by name or by algorithm")
     parser.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all); a report adds svg")
+    paper.add_options(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--figure", nargs="+", metavar="NAME", help="draw only these figures, by id or name")
     instead.add_argument("--list", action="store_true", help="list the figures, and whether their data are on disk")

@@ -2,13 +2,15 @@
 
 import base64
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cache, partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
+from steadymoe.bench.report import archive, collapses, figures, joined, paper, realism, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
@@ -36,9 +38,14 @@ def ended(
 ) -> dict[str, Tables]:
     """Return the tables of ``archive.load`` of one experiment, or of each that has an ended run; of ``arms`` or all.
 
-    Raises NothingToReport if no run has ended, CannotDraw for an unknown arm, Damaged if an archive is damaged. Where
-    others are left, ``lost`` gets a line for it instead.
+    Experiments joined by commas are one, under a name of their own (``joined``). Raises NothingToReport if no run has
+    ended, CannotDraw for an unknown arm, Damaged if an archive is damaged. Where others are left, ``lost`` gets a line
+    for it instead.
     """
+    if is_joined(experiment):
+        places = joined.places(results, experiment or "")
+        each = {label: ended(folder, name)[name] for label, (folder, name) in places.items()}
+        return _named({joined.name(list(each)): choose(joined.join(each), arms)})
     names = archive.experiments(results) if experiment is None else [experiment]
     recorded: dict[str, Tables] = {}
     damages: list[Damaged] = []
@@ -53,7 +60,7 @@ def ended(
         lost += [f"left out, damaged: {visible(error)}" for error in damages]
     recorded = {name: choose(tables, arms) for name, tables in recorded.items() if not tables["runs"].empty}
     if recorded:
-        return recorded
+        return _named(recorded)
     known, damaged = [visible(name) for name in archive.experiments(results)], left_out(results, experiment)
     hint = "start some with: steadymoe run experiment=quickstart"
     hint = nearest(experiment or "", known, f"`ls {visible(results)}/*`") if known else hint
@@ -61,11 +68,23 @@ def ended(
     raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else hint}")
 
 
+def _named(recorded: dict[str, Tables]) -> dict[str, Tables]:
+    """Return experiments with their arms named as the paper does. Raises UserError for a name that is not there."""
+    paper.refuse_unknown(pd.concat([tables["runs"][["arm", "algorithm"]] for tables in recorded.values()]))
+    return {name: paper.rename(tables, tables["runs"]) for name, tables in recorded.items()}
+
+
+def is_joined(experiment: str | None) -> bool:
+    """Return whether the text names several experiments."""
+    return "," in (experiment or "")
+
+
 def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
     """Return the tables of some arms, by name or by algorithm; None means all. Raises CannotDraw for an unknown one."""
     if arms is None:
         return recorded
     names = recorded["runs"][["arm", "algorithm"]].astype(str)
+    names["shown"] = [paper.shown(*each) for each in names.to_numpy().tolist()]
     unknown = [name for name in arms if not (names == name).any(axis=None)]
     if unknown:
         raise CannotDraw(f"there is no arm {unknown[0]!r}; choose from {', '.join(sorted(set(names['arm'])))}")
@@ -95,8 +114,10 @@ def with_derived(recorded: Tables, takes: Collection[str] | None = None) -> Tabl
 
 def left_out(results: Path, experiment: str | None = None) -> list[str]:
     """Return one line for each damaged run; tables and figures leave it out."""
-    names = [name for name in archive.experiments(results) if experiment in (None, name)]
-    damaged = [item for name in names for item in archive.damaged(results, name).items()]
+    places = [(results, name) for name in archive.experiments(results) if experiment in (None, name)]
+    if is_joined(experiment):
+        places = list(joined.places(results, experiment or "").values())
+    damaged = [item for place in places for item in archive.damaged(*place).items()]
     hint = "`steadymoe status` names the command that repeats it"
     return [f"left out, damaged: {visible(folder)} ({visible(reason)}); {hint}" for folder, reason in damaged]
 
@@ -116,11 +137,15 @@ def draw(
     Runs of other trainers are drawn if the experiment is named. Raises CannotDraw if the figure's data are missing.
     """
     name = experiment or spec.experiment
-    recorded = archive.load(results, name, foreign=experiment is not None)
+    if is_joined(experiment):
+        ((name, recorded),) = ended(results, experiment, arms).items()
+    else:
+        recorded = archive.load(results, name, foreign=experiment is not None)
+        (recorded,) = _named({name: choose(recorded, arms)}).values() if len(recorded["runs"]) else [recorded]
     if recorded["runs"].empty:
         where = results / "runs"
         raise CannotDraw(f"{spec.id} lacks ended runs of {visible(name)} below {where}; start some: {command(spec)}")
-    return write.figure(results, spec.stem(name), figure_of(spec, recorded, arms), spec.caption, formats)
+    return write.figure(results, spec.stem(name), figure_of(spec, recorded), spec.caption, formats)
 
 
 def figure_of(spec: FigureSpec, recorded: Tables, arms: Sequence[str] | None = None) -> DataFigure:
@@ -190,7 +215,7 @@ def make(
     recorded = ended(results, experiment, arms, lost)
     specs = {id: spec for id, spec in figures.every().items() if experiment in (None, spec.experiment)}
     missing = {id: f"ended runs of {spec.experiment}" for id, spec in specs.items()}
-    one = partial(_section, results, tuple(dict.fromkeys((*formats, "svg"))), arms, len(recorded) == 1)
+    one = partial(_section, paper.current(), results, tuple(dict.fromkeys((*formats, "svg"))), arms, len(recorded) == 1)
     sections = processes.in_processes(one, list(recorded), list(recorded.values()))
     for section in sections:
         missing |= {id: what for id, what in section["lacking"].items() if id in missing}
@@ -216,9 +241,10 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
     """
     steps, runs = data["steps"], data["runs"]
     own = archive.one_trainer({name: data[name] for name in ("steps", "runs", "evaluations")})
+    reference = paper.shown(bearable.REFERENCE, bearable.REFERENCE)
     every = {
         "leaderboard": (tables.leaderboard(own["steps"], own["runs"]), tables.LEADERBOARD_CAPTION),
-        "bearable": (bearable.table(own["steps"]), bearable.CAPTION),
+        "bearable": (bearable.table(own["steps"]), bearable.CAPTION.replace(bearable.REFERENCE, reference)),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
         "warnings": (data["warnings"], collapses.WARNINGS_CAPTION),
@@ -237,14 +263,23 @@ def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.
     return files
 
 
-def _section(
+def _section(asked: paper.Paper, *arguments: Any) -> dict[str, Any]:
+    """``_written`` in a process of its own."""
+    with paper.used(asked):
+        return _written(*arguments)
+
+
+def _written(
     results: Path, formats: Sequence[str], arms: Sequence[str] | None, alone: bool, name: str, recorded: Tables
 ) -> dict[str, Any]:
     """Write the files of one experiment; return its section of the page, its files, summary, and lacking figures."""
     data = with_derived(recorded)
     runs = listed = data["runs"]
-    if "folder" in runs:  # the list of runs also has the runs that have not ended
-        listed = archive.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
+    if "folder" in runs and runs["experiment"].nunique() == 1:  # the list of runs also has the runs that have not ended
+        listed = archive.runs(results, name)
+        listed = paper.rename({"runs": listed}, listed)["runs"].merge(
+            runs[["folder", *collapse.JUDGED]], how="left", on="folder"
+        )
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
     files = write.files(results, texts(name, shown, listed), "tables")
@@ -257,11 +292,13 @@ def _section(
         figure = spec.figure(data)
         written = write.figure(results, spec.stem(name), figure, spec.caption, formats)
         svg = regular_files.read_bytes(next(path for path in written if path.suffix == ".svg"))
-        of_page = {"id": spec.id, "name": spec.name, "caption": spec.caption, "svg": base64.b64encode(svg).decode()}
+        of_page = {"id": spec.id, "name": spec.name, "caption": write.whole_caption(figure, spec.caption)}
+        of_page |= {"svg": base64.b64encode(svg).decode(), "narrow": _narrow(spec, data)}
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
         files += written
     mixed, found = _mixed(runs), outcome.findings_of_arms(recorded["steps"])
-    warnings = [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
+    warnings = [line] if (line := joined.difference(runs)) else []
+    warnings += [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
     warnings += [f"{line[0].upper()}{line[1:]}." for line in found]
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
     text = [visible(name), *map(visible, warnings), write.to_markdown(shown["summary"][0])]
@@ -279,6 +316,16 @@ def _section(
         "text": "\n\n".join(text) + "\n",
         "lacking": lacking,
     }
+
+
+def _narrow(spec: FigureSpec, data: Tables) -> str:
+    """Return the overview for a narrow screen, its panels below each other, as SVG in base64; "" for other figures."""
+    if spec.id != "overview":
+        return ""
+    with paper.used(replace(paper.current(), columns=1, stacked=True)):
+        drawn = BytesIO()
+        spec.figure(data).write(drawn, "svg")
+    return base64.b64encode(drawn.getvalue()).decode()
 
 
 def _settings(runs: pd.DataFrame) -> pd.DataFrame:
@@ -302,7 +349,7 @@ def _listed(runs: pd.DataFrame) -> pd.DataFrame:
 def _mixed(runs: pd.DataFrame) -> list[str]:
     """Return the facts (code, machine, config) in which runs differ, although a table treats them as equal."""
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
-    mixed += ["settings besides the axes"] if runs["settings"].nunique() > 1 else []
+    mixed += ["settings besides the axes"] if (runs.groupby("experiment")["settings"].nunique() > 1).any() else []
     for key in ("config_without_seed", "algorithm_code"):
         counts = runs[runs[key] != ""].groupby("arm")[key].nunique()  # "": its code is not known
         mixed += [f"{key.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
@@ -316,6 +363,7 @@ def _samples(runs: pd.DataFrame) -> dict[str, Any]:
     """
     if "folder" not in runs:
         return {"samples": [], "left_out": 0}
+    runs = runs.dropna(subset="folder")  # of joined experiments some may be archived
     ordered = runs.assign(place=runs.sort_values("seed").groupby("arm").cumcount()).sort_values(["place", "arm"])
     read: list[dict[str, Any]] = [
         {"run": f"{run['arm']} seed={run['seed']}", "rows": samples.read(Path(run["folder"]))}

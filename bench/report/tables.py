@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench.report import paper
 from steadymoe.bench.statistics.comparisons import (
     DECIDED,
     MIN_TO_DECIDE,
@@ -123,7 +124,9 @@ def line_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
         names = names + (" " if key == "model" else f" {key}=") + values.where(~values.isin(OFF), "")
         names = names.str.removesuffix(f" {key}=")
     further = rows["arm"].map({arm: _words_without_column(arm) for arm in rows["arm"].unique()})
-    return names + further.where(further.groupby(names).transform("nunique") > 1, "")
+    names = names + further.where(further.groupby(names).transform("nunique") > 1, "")
+    pairs = pd.DataFrame({"name": names, "algorithm": rows["algorithm"].astype(str)}).drop_duplicates("name")
+    return names.map({name: paper.shown(name, algorithm) for name, algorithm in pairs.to_numpy().tolist()})
 
 
 def _words_without_column(arm: str) -> str:

@@ -28,6 +28,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from steadymoe.bench.report import paper
 from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import atomic_files, regular_files
@@ -72,12 +73,24 @@ def files(root: Path, texts: Mapping[str, str], below: str = "") -> list[Path]:
 def figure(
     results: Path, stem: str, drawn: "DataFigure", caption: str = "", formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Write a figure to ``results/figures`` in each format and its numbers to ``results/tables``; return the paths."""
+    """Write a figure to ``results/figures`` in each format and its numbers to ``results/tables``; return the paths.
+
+    ``caption``, what it shows, and the figure's own caption are a text file beside it, unless the paper wants the
+    latter in the image.
+    """
     folder = regular_files.folder(results, "figures")
     paths = [folder / f"{stem}.{suffix}" for suffix in formats]
     for path in paths:
         atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
+    if formats and not paper.current().caption and (text := whole_caption(drawn, caption)):
+        paths += files(results, {f"{stem}.txt": f"{text}\n"}, "figures")
     return paths + files(results, figure_texts(stem, drawn, caption), "tables")
+
+
+def whole_caption(drawn: "DataFigure", caption: str) -> str:
+    """Return what a figure shows, and its own caption; without the latter if that is in the image."""
+    own = "" if paper.current().caption else " ".join(drawn.caption.split()).replace(r"\$", "$")
+    return f"{caption} {own}".strip()
 
 
 def table(

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.report import write
+from steadymoe.bench.report import paper, write
 from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.runs import compose
@@ -170,7 +170,8 @@ def draw(drawn: DataFigure, folder: Path, stem: str, suffixes: Sequence[str] = (
     """Write a figure to a folder in each format and return the paths."""
     paths = [regular_files.folder(folder) / f"{stem}.{suffix}" for suffix in suffixes]
     for path in paths:
-        atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
+        with paper.used(paper.Paper(caption=True)):  # the page of the board shows the picture alone
+            atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
     return paths
 
 

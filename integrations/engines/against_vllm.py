@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.bench import plan
-from steadymoe.bench.report import write
+from steadymoe.bench.report import paper, write
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.runs import branch, execute, record
@@ -324,9 +324,10 @@ def main(results: Path, python: Path) -> None:
     table = summary(rows)
     write.table(results, "engines", table, kinds=("md", "csv"))
     tail = drawn(rows, "larger gaps", "x: difference of log-probabilities (nats)", "tokens with more than x", True)
-    write.figure(results, "engines-tail", tail, formats=("png",))
     layers = drawn(rows, "changed experts of layer", "layer", "experts that differ (share)", False)
-    write.figure(results, "engines-layers", layers, formats=("png",))
+    with paper.used(paper.Paper(caption=True)):
+        write.figure(results, "engines-tail", tail, formats=("png",))
+        write.figure(results, "engines-layers", layers, formats=("png",))
     print(table.to_string())
 
 

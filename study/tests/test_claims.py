@@ -404,7 +404,7 @@ def test_a_figure_names_n_that_differs_what_is_not_paired_and_draws_no_row_witho
     standings = [standing(arm, len(seeds), NAN if len(seeds) < 3 else 0.4) for arm, seeds in of_arms.items()]
     figure = figures.arms(pd.DataFrame(rows), pd.DataFrame(standings))
     assert [text.get_text() for text in figure.axes[1].get_yticklabels()] == ["A", "B", "C (n = 6)", "other seeds"]
-    caption = " ".join(figure.texts[-1].get_text().split())
+    caption = " ".join(figure.caption.split())
     assert "n = 10 where no other is named" in caption
     assert "left out: beside (n = 2)." in caption
     assert "not paired with the rest: other seeds." in caption

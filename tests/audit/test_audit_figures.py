@@ -148,16 +148,16 @@ def test_a_report_joins_two_checkpoints_and_names_what_is_unfinished(
     printed = capsys.readouterr().out
     assert "noise-audit-part-over_drift.svg" in printed  # a part replaces no whole report
     assert "bands was not drawn: it lacks two symmetric bands" in printed
-    ranked = (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
+    ranked = (tmp_path / "figures" / "noise-audit-part-ranked.txt").read_text()
     assert "n = 2; two checkpoints have no interval" in ranked
     contrasts = pd.read_csv(tmp_path / "tables" / "noise-audit-part-contrasts.csv")
-    assert set(contrasts["loss"]) == {"gspo − grpo"}
+    assert set(contrasts["loss"]) == {"GSPO − GRPO"}
     assert contrasts.loc[contrasts["quantity"] == "usefulness", "value"].to_numpy() == pytest.approx(0.1)
     assert set(contrasts["n"]) == set(pd.read_csv(tmp_path / "tables" / "noise-audit-part-over_drift.csv")["n"]) == {2}
     next((tmp_path / "audits").glob("**/seed=1/k=4.parquet")).unlink()
     assert steadymoe(monkeypatch, "audit", "report", *words) == 0
     assert "seed=1 is not finished: steadymoe audit" in capsys.readouterr().out
-    assert "n = 1 to 2" in (tmp_path / "figures" / "noise-audit-part-over_drift.svg").read_text()
+    assert "n = 1 to 2" in (tmp_path / "figures" / "noise-audit-part-over_drift.txt").read_text()
 
 
 def test_figures_gains_and_contrasts_are_made_again_from_what_is_kept(

@@ -9,6 +9,7 @@ import pytest
 from committed import assert_same, assert_same_picture
 
 from steadymoe.bench.audit import archive, report, tables
+from steadymoe.bench.report import paper
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 KEPT = sorted(path.parent.name for path in (REFERENCE / "audits").glob("*/audits.parquet"))
@@ -18,7 +19,8 @@ KEPT = sorted(path.parent.name for path in (REFERENCE / "audits").glob("*/audits
 def test_kept_tables_and_pictures_are_those_of_the_archive(experiment: str, tmp_path: Path) -> None:
     shutil.copytree(REFERENCE / "audits", tmp_path / "audits")
     is_drawn = any(path.suffix == ".png" and path.name.startswith(f"{experiment}-") for path in linked.kept())
-    made = {path.name: path for path in report.write(tmp_path, experiment, formats=["png"] * is_drawn).files}
+    with paper.used(paper.Paper(caption=True)):
+        made = {path.name: path for path in report.write(tmp_path, experiment, formats=["png"] * is_drawn).files}
     assert made
     for kept in [path for path in linked.kept() if path.name in made]:
         if kept.suffix == ".png":

@@ -55,7 +55,7 @@ def shown(figure: style.DataFigure, panel: int) -> dict[str, list[float]]:
 
 def said(figure: style.DataFigure) -> str:
     """The caption in one line."""
-    return " ".join(figure.texts[-1].get_text().split())
+    return " ".join(figure.caption.split())
 
 
 # Of every figure: one line has a known value at the second step.
@@ -549,7 +549,7 @@ def test_a_logarithmic_axis_has_two_labels_whatever_it_spans(scale: dict[str, An
 def test_the_numbers_of_a_figure_are_those_it_draws(tmp_path: Path) -> None:
     figure = points.clip_fraction(long_table({"clip_fraction": lambda arm, seed: 0.1 * (seed + 1)}, COMPARED))
     files = write.figure(tmp_path, FIGURES["fig02"].stem("small"), figure, "", ["svg"])
-    assert {path.suffix for path in files} == {".svg", ".csv", ".md", ".tex"}
+    assert {path.suffix for path in files} == {".svg", ".txt", ".csv", ".md", ".tex"}
     written = pd.read_csv(tmp_path / "tables" / "small-fig02-clip_fraction.csv")
     np.testing.assert_allclose(written["mean"], [bar.get_width() for bar in figure.axes[0].patches])
     assert written["n"].tolist() == [3, 3]

@@ -104,7 +104,6 @@ def drawn(name: str, count: int) -> style.DataFigure:
 def faults(figure: style.DataFigure) -> list[str]:
     """Return what cannot be read in a figure."""
     unseen, found = hidden_ticks(figure), []
-    unseen.add(figure.texts[-1])  # the caption stands below the figure
     shown = [each for each in figure.findobj(Text) if each.get_text().strip() and each.get_visible()]
     boxes = [(each.get_text(), each.get_window_extent().padded(-1)) for each in shown if each not in unseen]
     for (one, first), (other, second) in itertools.combinations(boxes, 2):

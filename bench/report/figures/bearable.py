@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.report import tables
+from steadymoe.bench.report import paper, tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics.bearable import SHARE, Bearable, Curve, bearable
@@ -84,7 +84,7 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             row |= {"loss": line, "n": 0 if its_number is None else its_number.n}
             crossing = np.nan if its_number is None else its_number.crossing
             row["bearable"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
-            row[f"× {REFERENCE}"] = "–" if its_number is None else str(its_number)
+            row[f"× {paper.shown(REFERENCE, REFERENCE)}"] = "–" if its_number is None else str(its_number)
             row |= {f"best {DIALS[dial]}": f"{best:g}"}
             row |= {"start": over_seeds(its["start"].tolist(), bounds=(0, 1))}
             row |= {"sampled at best": over_seeds(its["sampled"].tolist(), bounds=(0, 1))}
@@ -156,9 +156,10 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
             axis.set_xlabel(DIALS[dial] if panel == panels[-1] else "")
             _scale(axis, ours)
         n = style.span(runs.groupby(["panel", "line", "dial"])["seed"].nunique().tolist())
+        reference = paper.shown(REFERENCE, REFERENCE)
         text = (
             f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
-            f"plus {SHARE:.0%} of the gain of {REFERENCE} at its best; ticks below: where each loss first falls below "
+            f"plus {SHARE:.0%} of the gain of {reference} at its best; ticks below: where each loss first falls below "
             "it."
         )
         return style.finish(figure, axes[0], text)

@@ -34,24 +34,26 @@ def overview(steps: pd.DataFrame) -> DataFigure:
     groups, base = looks.groups(lines), compared(steps, lines)
     recorded = set(steps["metric"])
     shown = [metric for metric in _OVERVIEW if metric in recorded]
-    rows = -(-len(shown) // 2)
+    side = style.beside(2)
+    rows = -(-len(shown) // side)
     with style.figure_style():
         more = 0 if base is None else 1
         if len(groups) > 1:
             figure, blocks = style.blocks(len(groups), len(shown), 1.7)
         else:
-            figure, axes = style.panels(rows + more, 2, 2.1 * rows + 2.0 * more, style.TWO_COLUMNS)
+            below = more * 2 // side
+            figure, axes = style.panels(rows + below, side, 2.1 * rows + 2.0 * below, style.TWO_COLUMNS)
             blocks = [axes]
         for axes, group in zip(blocks, groups, strict=True):
             for axis, metric in zip(axes, shown, strict=False):
                 curves(axis, steps, metric, group)
                 if metric == "clip_fraction":
                     axis.set_yscale("symlog", linthresh=MIN_CLIPPED)
-        if len(groups) == 1 and len(shown) % 2:  # an empty place in the grid of panels
+        if len(groups) == 1 and len(shown) % side:  # an empty place in the grid of panels
             axes[len(shown)].remove()
         if base is not None:
-            differences(axes[2 * rows], steps, "reward", lines)
-            differences(axes[2 * rows + 1], steps, "eval_accuracy", lines)
+            differences(axes[side * rows], steps, "reward", lines)
+            differences(axes[side * rows + 1], steps, "eval_accuracy", lines)
         notes = " Clipped shares: the plain mean." + style.without_clip(steps) if "clip_fraction" in shown else ""
         notes += style.below(steps, "token_ratio_variance", _NOTHING) + style.covered(steps, shown)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + notes)

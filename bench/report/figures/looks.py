@@ -14,6 +14,8 @@ from typing import Any
 import matplotlib as mpl
 import pandas as pd
 
+from steadymoe.bench.report import paper
+
 # Okabe and Ito's palette without its yellow (distinguishable without colour vision), and line styles for print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
 STYLES = ["-", "--", "-.", ":"]
@@ -65,9 +67,16 @@ class Look:
 
 def look(index: int) -> Look:
     """Return the look of the ``index``-th line, for lines without an order."""
-    styles = _MORE_STYLES if index // (len(COLOURS) * len(STYLES)) % 2 else STYLES
-    place = index + index // len(COLOURS)  # lines of one colour differ in style and mark
-    return Look(COLOURS[index % len(COLOURS)], styles[place % len(styles)], MARKERS[place % len(MARKERS)])
+    colours = _colours()
+    styles = _MORE_STYLES if index // (len(colours) * len(STYLES)) % 2 else STYLES
+    place = index % len(colours) + index // len(colours)  # lines of one colour differ in style and mark
+    return Look(colours[index % len(colours)], styles[place % len(styles)], MARKERS[place % len(MARKERS)])
+
+
+def _colours() -> list[str]:
+    """Return the colours of lines: a style sheet's ``axes.prop_cycle``, else ours."""
+    cycle = paper.current().sheet.get("axes.prop_cycle")
+    return list(cycle.by_key().get("color", COLOURS)) if cycle is not None else COLOURS
 
 
 def ramp(index: int, of: int) -> Look:
@@ -89,9 +98,9 @@ def of_algorithm(name: str) -> Look:
     """
     if name in ALGORITHMS:
         return look(ALGORITHMS.index(name))
-    number = zlib.crc32(name.encode())
+    number, colours = zlib.crc32(name.encode()), _colours()
     marker = MARKERS[number // 32 % len(MARKERS)]
-    return Look(COLOURS[number % len(COLOURS)], STYLES[number // 8 % len(STYLES)], marker, True, _FILLS[-1])
+    return Look(colours[number % len(colours)], STYLES[number // 8 % len(STYLES)], marker, True, _FILLS[-1])
 
 
 def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
@@ -102,7 +111,8 @@ def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
     """
     pairs = table[[column, "algorithm"]].astype(str).drop_duplicates(column).sort_values(column)
     variants = [
-        (line, algorithm.partition("@")[0], _variant(line, algorithm)) for line, algorithm in pairs.to_numpy().tolist()
+        (line, algorithm.partition("@")[0], _variant(paper.recorded(line, algorithm), algorithm))
+        for line, algorithm in pairs.to_numpy().tolist()
     ]
     is_full = len({variant for *_, variant in variants}) > len(_ALL_STYLES) * (len(_FILLS) - 1)
     lines = {}

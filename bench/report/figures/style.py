@@ -17,8 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
+from matplotlib.text import Text
 from PIL import Image
 
+from steadymoe.bench.report import paper
 from steadymoe.bench.report.figures.looks import TOGETHER, Look
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.support.text import as_recorded
@@ -60,6 +62,8 @@ class DataFigure(Figure):
         self.blocks: list[list[Axes]] = []
         """The axes of each block (``blocks``); none for a figure that is not split."""
         self.rows_of_blocks = 1
+        self.caption = ""
+        """Statistic, n, intervals: what a reader must know. ``write`` draws it below the panels if the paper asks."""
 
     @property
     def numbers(self) -> pd.DataFrame:
@@ -67,32 +71,60 @@ class DataFigure(Figure):
         return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
     def write(self, path: Path, suffix: str) -> None:
-        """Write the figure as ``png`` (256 colours), ``svg`` or ``pdf``; the same data give the same bytes."""
+        """Write the figure as ``png`` (256 colours), ``svg`` or ``pdf``; the same data give the same bytes.
+
+        Without its caption it has exactly its size.
+        """
         with figure_style():
             metadata: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
-            self.savefig(path, format=suffix, dpi=300, bbox_inches="tight", metadata=metadata)
+            dpi, drawn = paper.current().sheet.get("savefig.dpi", 300), _draw_caption(self)
+            self.savefig(path, format=suffix, dpi=dpi, bbox_inches="tight" if drawn else None, metadata=metadata)
+            if drawn:
+                drawn.remove()
         if suffix == "png":  # a palette takes a third of the bytes
             with Image.open(path) as drawn:
                 few = drawn.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
                 few.save(path, "png", optimize=True, dpi=drawn.info["dpi"])
 
 
+def _draw_caption(figure: DataFigure) -> Text | None:
+    """Add the caption below the panels, if the paper asks for it and there is one."""
+    if not (paper.current().caption and figure.caption):
+        return None
+    filled = textwrap.fill(figure.caption, 135 if figure.get_figwidth() > ONE_COLUMN else 70, break_on_hyphens=False)
+    below = -0.05 / figure.get_figheight()
+    return figure.text(0.5, below, filled, ha="center", va="top", fontsize=6.5, color="#444444")
+
+
 def figure_style() -> Any:
-    """Return a context in which figures are drawn and saved."""
-    return mpl.rc_context(FIGURE_STYLE)
+    """Return a context in which figures are drawn and saved: ours, and a style sheet on top of it.
+
+    A sheet that sets ``font.size`` alone scales our other sizes.
+    """
+    sizes = {key: size * paper.scale(["font.size"]) for key, size in FIGURE_STYLE.items() if key.endswith("size")}
+    return mpl.rc_context(FIGURE_STYLE | sizes | dict(paper.current().sheet))
+
+
+def _width(own: float) -> float:
+    """Return the width of a figure, in inches: of ``--columns``, else of the style sheet, else its ``own``."""
+    asked = paper.current()
+    if asked.columns is not None:
+        return ONE_COLUMN if asked.columns == 1 else TWO_COLUMNS
+    return float(asked.sheet.get("figure.figsize", (own,))[0])
 
 
 def panels(
     rows: int, columns: int, height: float, width: float = ONE_COLUMN, **settings: Any
 ) -> tuple[DataFigure, list]:
     """Return a figure and its axes, row by row."""
-    figure = DataFigure(figsize=(width, height), layout="constrained")
+    figure = DataFigure(figsize=(_width(width), height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
 
 
 def across(count: int) -> tuple[int, float]:
     """Return how many of ``count`` panels stand side by side, and the width of their figure."""
-    return (min(2, count), ONE_COLUMN) if count <= TOGETHER else (4, TWO_COLUMNS)
+    is_wide = count > TOGETHER and paper.current().columns != 1
+    return (4, TWO_COLUMNS) if is_wide else (min(2, count), ONE_COLUMN)
 
 
 def title(axis: Axes, name: str) -> None:
@@ -110,15 +142,22 @@ def blocks(count: int, columns: int, height: float, rows: int = 1, **settings: A
     A block holds some of the lines and its own legend; ``finish`` gives the panels of all blocks the same limits.
     ``height`` is that of a row of panels. Blocks of one panel stand side by side.
     """
-    across = 2 if columns == 1 else 1
+    if (width := _width(TWO_COLUMNS)) <= ONE_COLUMN and columns > (most := beside(2)):  # panels in further rows
+        rows, columns, settings = rows * -(-columns // most), most, {}
+    across = 2 if columns == 1 and width > ONE_COLUMN else 1
     down = -(-count // across)
-    figure = DataFigure(figsize=(TWO_COLUMNS, height * rows * down), layout="constrained")
+    figure = DataFigure(figsize=(width, height * rows * down), layout="constrained")
     figure.rows_of_blocks, parts = down, figure.subfigures(down, across, squeeze=False).flat
     figure.blocks = [
         list(part.subplots(rows, columns, squeeze=False, **settings).flat)
         for part, _ in zip(parts, range(count), strict=False)
     ]
     return figure, figure.blocks
+
+
+def beside(count: int) -> int:
+    """Return how many panels stand side by side: ``count``, on a narrow screen 1."""
+    return 1 if paper.current().stacked else count
 
 
 def stacks(groups: int, count: int, height: float, **settings: Any) -> tuple[DataFigure, list[list]]:
@@ -146,10 +185,26 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
         figure.noted.append(data.assign(**named)[columns])
 
 
+def _size(setting: str, own: float) -> float:
+    return paper.current().sheet.get(setting, own)
+
+
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
     """Draw a curve, and its band if ``data`` has low and high; ``data``: x, mean, low, high, n."""
-    marks: Any = look.mark | {"markersize": 3, "markevery": max(1, len(data) // 6)} if look.marked else {}
-    axis.plot(data["x"], data["mean"], linestyle=look.dashes, color=look.colour, linewidth=1.2, label=name, **marks)
+    marks: Any = (
+        look.mark | {"markersize": _size("lines.markersize", 3), "markevery": max(1, len(data) // 6)}
+        if look.marked
+        else {}
+    )
+    axis.plot(
+        data["x"],
+        data["mean"],
+        linestyle=look.dashes,
+        color=look.colour,
+        linewidth=_size("lines.linewidth", 1.2),
+        label=name,
+        **marks,
+    )
     if "low" in data:
         axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
     note(axis, name, data, panel)
@@ -190,14 +245,14 @@ def dot(
 
 def wrapped(names: Iterable[str], width: float = 1.5) -> list[str]:
     """Return names in lines of at most ``width`` inches; the usual one leaves a row of marks half a column."""
-    most = max(8, int(width / _CHARACTER))
+    most = max(8, int(width / (_CHARACTER * paper.scale())))
     whole = (textwrap.wrap(name, most, break_long_words=False) for name in names)  # a word breaks if alone too long
     return ["\n".join(part for line in lines for part in textwrap.wrap(line, most)) for lines in whole]
 
 
 def height_of(names: Sequence[str]) -> float:
     """Return the height of rows with these names, in inches."""
-    return max(1.1, len(names) * max(0.1 + _LINE * (1 + name.count("\n")) for name in names))
+    return max(1.1, len(names) * max(0.1 + _LINE * paper.scale() * (1 + name.count("\n")) for name in names))
 
 
 def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None:
@@ -351,7 +406,7 @@ def covered(steps: pd.DataFrame, metrics: Iterable[str]) -> str:
 
 
 def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str | None = None) -> DataFigure:
-    """Add the legend above the panels, in a split figure above each block, and the caption below them.
+    """Add the legend above the panels, in a split figure above each block, and keep the caption.
 
     A legend of more than a line makes the figure higher, so that the panels keep their height.
     """
@@ -361,13 +416,21 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
             axis.set_ylabel(*wrapped([axis.get_ylabel()], 0.8))
     for axis in figure.axes:
         _ticks(axis)
+        if place := axis.get_subplotspec():
+            _wrap_labels(axis, *place.get_geometry()[:2], figure)
     if legend_from is not None:
         first = [axes[0] for axes in figure.blocks] or [legend_from]
         leave_room(figure, [_legend_above(axis, title) for axis in first], figure.rows_of_blocks)
-    filled = textwrap.fill(text, 135 if figure.get_figwidth() > ONE_COLUMN else 70, break_on_hyphens=False)
-    below = -0.05 / figure.get_figheight()
-    figure.text(0.5, below, filled, ha="center", va="top", fontsize=6.5, color="#444444")
+    figure.caption = text
     return figure
+
+
+def _wrap_labels(axis: Axes, rows: int, columns: int, figure: DataFigure) -> None:
+    """Break the labels of a panel's axes where its width or its text is not ours."""
+    if paper.scale() > 1 and not figure.blocks:
+        axis.set_ylabel(*wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6))
+    if paper.scale() > 1 or paper.current().columns == 1:
+        axis.set_xlabel(*wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4))
 
 
 def _same_limits(axes: Iterable[Axes]) -> None:
@@ -402,7 +465,7 @@ def _in_columns(labels: Sequence[str], width: float) -> tuple[list[str], int]:
     """Return the labels of a legend of this ``width`` in inches, wrapped, and the number of its columns."""
     lines = wrapped(labels, width - _HANDLE)
     longest = max((len(line) for label in lines for line in label.split("\n")), default=1)
-    return lines, max(1, min(len(lines), int(width / (_CHARACTER * longest + _HANDLE))))
+    return lines, max(1, min(len(lines), int(width / (_CHARACTER * paper.scale() * longest + _HANDLE))))
 
 
 class _OneNotation(ticker.Formatter):
@@ -441,4 +504,6 @@ def legend(axis: Axes, title: str | None = None, width: float = ONE_COLUMN) -> L
         labels = [label.removesuffix(f" {title}") for label in labels]
     labels, columns = _in_columns(labels, width)
     place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
-    return axis.legend(handles, labels, ncols=columns, title=title, title_fontsize=6.5, **place)
+    return axis.legend(
+        handles, labels, ncols=columns, title=title, title_fontsize=mpl.rcParams["legend.fontsize"], **place
+    )

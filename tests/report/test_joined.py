@@ -1,0 +1,120 @@
+"""Experiments joined by commas: arms told apart where needed, differences named, bad names refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from test_cli import steadymoe
+
+from steadymoe.bench import results
+from steadymoe.bench.report import archive, joined, report_page
+from steadymoe.bench.runs import identity
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "results"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two archives of the recorded runs: ``base``, and ``mine`` without gspo."""
+    tables = archive.load(RECORDED, "small")
+    archive.keep(tables, "base", tmp_path)
+    archive.keep(report_page.choose(tables, ["grpo", "reinforce"]), "mine", tmp_path)
+    return tmp_path
+
+
+def test_arms_are_told_apart_only_where_two_experiments_have_them(folder: Path) -> None:
+    tables = results("base,mine", folder)
+    both = {f"{arm} ({name})" for arm in ("grpo", "reinforce") for name in ("base", "mine")}
+    assert set(tables["runs"]["arm"]) == {"gspo", *both}
+    for name, table in tables.items():
+        one, other = (archive.load(folder, each)[name] for each in ("base", "mine"))
+        assert len(table) == len(one) + len(other)
+        assert name not in archive._UNIQUE or not table.duplicated(archive._UNIQUE[name]).any()
+    assert joined.difference(tables["runs"]) == ""
+
+
+def test_other_seeds_of_one_config_are_one_arm(folder: Path) -> None:
+    base = archive.load(folder, "base")
+    halves = {name: {kind: table[keep(table)] for kind, table in base.items()} for name, keep in HALVES.items()}
+    tables = joined.join(halves)
+    assert set(tables["runs"]["arm"]) == {"grpo", "gspo", "reinforce"}
+    assert tables["runs"].groupby("arm")["seed"].apply(sorted).tolist() == [[0, 1, 2]] * 3
+    changed = halves["later"]["runs"].assign(config_without_seed="another")
+    assert "grpo (later)" in set(joined.join(halves | {"later": halves["later"] | {"runs": changed}})["runs"]["arm"])
+
+
+HALVES = {"first": lambda table: table["seed"] == 0, "later": lambda table: table["seed"] > 0}
+
+
+def test_the_settings_that_differ_are_named_and_the_algorithms_are_not() -> None:
+    runs = archive.load(RECORDED, "small")["runs"]
+    config = json.loads(runs["config"].iloc[0])
+    config["updates_per_rollout"] = 64
+    config["task"]["modulus"] = 99
+    config["algorithm"]["loss"]["clip_high"] = 0.9
+    config["rollout"]["temperature"] = 1.0  # the other runs are of a time before there was the field, at its default
+    other = runs.assign(experiment="mine", config=json.dumps(config | {"seed": 77}), model="deep")
+    line = joined.difference(pd.concat([runs, other]))
+    assert "\n" not in line
+    assert "updates_per_rollout 2 (small), 64 (mine)" in line
+    assert f"task.modulus {json.loads(runs['config'].iloc[0])['task']['modulus']} (small), 99 (mine)" in line
+    assert "model tiny (small), deep (mine)" in line.replace(str(runs["model"].iloc[0]), "tiny")
+    assert not any(word in line for word in ("clip_high", "seed ", "77", "temperature", "advantage"))
+
+
+def test_the_report_says_the_difference_first_and_has_a_name_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = pd.read_parquet(folder / "data" / "mine" / "runs.parquet").assign(task="other")
+    runs.to_parquet(folder / "data" / "mine" / "runs.parquet")
+    archive.bind(folder / "data" / "mine")
+    words = ["--results", str(folder), "--experiment", "base,mine", "--format", "svg"]
+    assert steadymoe(monkeypatch, "report", *words) == 0
+    told = capsys.readouterr().out
+    line = next(line for line in told.splitlines() if "differ in more than" in line)
+    assert "other (mine)" in line
+    assert told.index(line) < told.index("| arm")
+    assert line.replace("&", "&amp;") in (folder / "report.html").read_text()
+    assert (folder / "tables" / "base-and-mine-summary.csv").exists()
+    assert (folder / "figures" / "base-and-mine-overview.svg").exists()
+    assert steadymoe(monkeypatch, "report", "--figure", "fig02", *words) == 0
+    assert capsys.readouterr().out.startswith(line)
+
+
+def test_an_experiment_of_another_folder_is_joined_and_told_apart(folder: Path) -> None:
+    shutil.copytree(folder / "data", folder / "other" / "data")
+    places = joined.places(folder, f"base,{folder}/other/mine")
+    assert places == {"base": (folder, "base"), "mine": (folder / "other", "mine")}
+    places = joined.places(folder, f"mine,{folder}/other/mine")
+    assert list(places) == ["mine", f"{folder}/other/mine"]
+    assert identity.is_name(joined.name(list(places)))
+    assert identity.is_name(joined.name(["a" * 100, "b" * 100]))
+    assert joined.name(["../x y", "b"]) == "x-y-and-b"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "more", "said"),
+    [
+        ("base,mein", (), "there is no experiment 'mein'; choose from base, mine"),
+        ("base,", (), "there is no experiment ''"),
+        ("base,../data/mine", (), "there is no experiment '../data/mine'"),
+        ("base,base", (), "--experiment names 'base' twice"),
+        ("base,mine", ("--keep", "kept"), "--keep and --export take one experiment at a time"),
+        ("base,mine", ("--arms", "rspo"), "there is no arm 'rspo'; choose from GRPO (base), GRPO (mine)"),
+    ],
+)
+def test_what_cannot_be_joined_is_answered_in_one_line(
+    experiment: str,
+    more: tuple[str, ...],
+    said: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert steadymoe(monkeypatch, "report", "--results", str(folder), "--experiment", experiment, *more) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert [path.name for path in folder.iterdir()] == ["data"]

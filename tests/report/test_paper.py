@@ -1,0 +1,178 @@
+"""What a paper asks of figures: captions beside them, its names, its style and width; nothing of it by accident."""
+
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+from test_cli import steadymoe
+from test_figures import arms, long_table
+from test_legible import data, faults
+
+from steadymoe.bench.report import archive, paper, report_page
+from steadymoe.bench.report.figures import FIGURES, curves, looks, points, style
+from steadymoe.bench.report.paper import Paper
+from steadymoe.bench.runs import overrides
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "results"
+SHEET = "font.size: 10\nlines.linewidth: 3\naxes.grid: False\naxes.prop_cycle: cycler('color', ['112233', '445566'])\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    archive.keep(archive.load(RECORDED, "small"), "small", tmp_path)
+    return tmp_path
+
+
+def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, suffix: str = "svg") -> str:
+    """Draw fig02 with these flags and return the SVG."""
+    common = ["--figure", "fig02", "--experiment", "small", "--results", str(folder), "--format", suffix]
+    assert steadymoe(monkeypatch, "report", *common, *words) == 0
+    return (folder / "figures" / f"small-fig02-clip_fraction.{suffix}").read_text(errors="replace")
+
+
+def test_the_caption_stands_beside_the_figure_or_in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = folder / "figures" / "small-fig02-clip_fraction.txt"
+    assert "mean over steps" not in drawn(folder, monkeypatch)
+    text = beside.read_text()
+    assert text.startswith(FIGURES["fig02"].caption)
+    assert "Bar: mean over steps and seeds (n = 3); dots: seeds. No clip: REINFORCE." in text
+    beside.unlink()
+    assert "mean over steps" in drawn(folder, monkeypatch, "--caption")
+    assert not beside.exists()
+
+
+def test_names_are_those_of_papers_or_the_given_ones_or_the_typed_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = folder / "tables" / "small-fig02-clip_fraction.csv"
+
+    def series() -> list[str]:
+        return [line.split(",")[1] for line in table.read_text().splitlines()[1:]]
+
+    drawn(folder, monkeypatch)
+    assert series() == ["GRPO", "GSPO"]
+    assert ">Ours<" in drawn(folder, monkeypatch, "--names", "gspo = Ours")
+    assert series() == ["GRPO", "Ours"]
+    drawn(folder, monkeypatch, "--names", "", "--arms", "gspo")
+    assert series() == ["gspo"]
+    drawn(folder, monkeypatch, "--arms", "GSPO")
+    assert series() == ["GSPO"]
+    kept = archive.load(folder, "small")["runs"]
+    assert steadymoe(monkeypatch, "report", "--results", str(folder), "--keep", str(folder / "again")) == 0
+    assert archive.load(folder / "again", "small")["runs"]["arm"].tolist() == kept["arm"].tolist()
+
+
+def test_every_algorithm_has_a_name_of_its_own() -> None:
+    names = paper.published()
+    shipped = {path.stem for path in (overrides.CONF / "algorithm").glob("*.yaml") if "@" not in path.stem}
+    assert set(names) == shipped
+    assert len(set(names.values())) == len(names)
+    assert (names["grpo"], names["dr_grpo"], names["minirl"]) == ("GRPO", "Dr. GRPO", "MiniRL")
+
+
+def test_a_name_changes_no_look() -> None:
+    steps = long_table({"reward": lambda arm, seed: 0.5}, arms(algorithm=["grpo", "dr_grpo", "gspo@verl-0.9"]))
+    variant = steps[steps["algorithm"] == "grpo"].assign(arm="grpo routing=r2", routing="r2")
+    for table in (steps, pd.concat([steps, variant])):
+        plain = looks.of_lines(table)
+        full = {"grpo routing=r2": "GRPO + R2"}
+        with paper.used(Paper(names=paper.published() | full)):
+            renamed = paper.rename({"steps": table}, table)["steps"]
+            named = looks.of_lines(renamed)
+            algorithms = dict(zip(renamed["arm"], renamed["algorithm"], strict=True))
+            back = {paper.recorded(name, algorithms[name]): look for name, look in named.items()}
+        assert set(named) <= {"GRPO", "Dr. GRPO", "GSPO@verl-0.9", "GRPO + R2"}
+        assert back == plain
+
+
+@pytest.mark.parametrize(("columns", "pixels"), [("1", 1020), ("2", 2040)])
+def test_columns_are_the_width_of_every_figure(
+    columns: str, pixels: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--results", str(folder), "--experiment", "small", "--format", "png", "--columns", columns]
+    assert steadymoe(monkeypatch, "report", *words) == 0
+    pictures = list((folder / "figures").glob("*.png"))
+    assert len(pictures) > 2
+    assert {Image.open(path).width for path in pictures} == {pixels}
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_legible_in_either_width(name: str, columns: int) -> None:
+    with paper.used(Paper(columns=columns)):
+        figure = FIGURES[name].figure(data(name, ["dr_grpo", "gspo"]))
+        figure.draw_without_rendering()
+        assert figure.get_figwidth() == {1: style.ONE_COLUMN, 2: style.TWO_COLUMNS}[columns]
+        assert faults(figure) == []
+
+
+def test_a_style_sheet_lies_on_top_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "my.mplstyle").write_text(SHEET)
+    steps = long_table({"reward": lambda arm, seed: 0.5}, arms(algorithm=["grpo", "gspo"]))
+    with paper.used(Paper(sheet=paper._sheet(str(folder / "my.mplstyle")))):
+        figure = curves.overview(steps)
+    axis = figure.axes[0]
+    thick = [line for line in axis.lines if line.get_linewidth() == 3]
+    assert [line.get_color().strip("#") for line in thick] == ["112233", "445566"]
+    assert axis.xaxis.label.get_fontsize() == 10  # ours is 7, as its font.size
+    assert not any(line.get_visible() for line in axis.get_xgridlines())
+    assert axis.spines["top"].get_visible() is False  # ours
+    assert curves.overview(steps).axes[0].xaxis.label.get_fontsize() == 7
+    assert "112233" in drawn(folder, monkeypatch, "--style", str(folder / "my.mplstyle"))
+    assert "112233" not in drawn(folder, monkeypatch)
+
+
+def test_a_sheets_size_is_the_width_unless_columns_say_another() -> None:
+    steps = long_table({"clip_fraction": lambda arm, seed: 0.1}, arms(algorithm=["grpo"]))
+    with paper.used(Paper(sheet={"figure.figsize": [5.0, 1.0]})):
+        assert points.clip_fraction(steps).get_figwidth() == 5.0
+    with paper.used(Paper(columns=2, sheet={"figure.figsize": [5.0, 1.0]})):
+        assert points.clip_fraction(steps).get_figwidth() == style.TWO_COLUMNS
+
+
+def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(folder: Path) -> None:
+    report_page.make(folder, "small", ["svg"])
+    page = (folder / "report.html").read_text()
+    assert len(re.findall(r'<source media="\(max-width: 40rem\)" srcset="data:image/svg', page)) == 1
+    assert "Mean over seeds" in page  # the caption is on the page, as it is in no image
+    with paper.used(Paper(columns=1, stacked=True)):
+        figure = FIGURES["overview"].figure(report_page.with_derived(archive.load(RECORDED, "small"), ("steps",)))
+    figure.draw_without_rendering()
+    boxes = [axis.get_window_extent() for axis in figure.axes]
+    assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))
+    assert faults(figure) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--columns", "3"], "argument --columns: invalid choice: 3"),
+        (["--names", "grpo"], "--names takes grpo=GRPO,gspo=GSPO, each name once; got 'grpo'"),
+        (["--names", "grpo="], "--names takes"),
+        (["--names", "grpx=G"], "there is no loss or arm 'grpx'; choose from grpo, gspo, reinforce"),
+        (["--names", "grpo=X,gspo=X"], "grpo and gspo would both be 'X'"),
+        (["--style", "ggplt"], "neither a file nor a matplotlib style 'ggplt'; did you mean ggplot"),
+        (["--style", "odd.mplstyle"], "odd.mplstyle: 'font.siz' is no setting of matplotlib"),
+        (["--style", "bad.mplstyle"], "bad.mplstyle: Key font.size: Could not convert 'big' to float"),
+        (["--style", "tex.mplstyle"], "text.usetex is not supported"),
+        (["--list", "--columns", "1"], "--columns is for figures and whole reports; leave it out"),
+        (["--keep", "kept", "--names", ""], "--names is for figures and whole reports; leave it out"),
+    ],
+)
+def test_a_wrong_value_is_answered_in_one_line_and_nothing_is_written(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"odd": "font.siz: 3", "bad": "font.size: big", "tex": "text.usetex: True"}.items():
+        Path(f"{name}.mplstyle").write_text(f"# a comment\n{text}\n")
+    before = sorted(tmp_path.iterdir())
+    assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), *words) == 2
+    error = capfd.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
