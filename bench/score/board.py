@@ -148,7 +148,9 @@ def write_board(board: Path) -> list[Path]:
     """Write ``board.md``, ``board.html`` and the picture ``profile.png`` to the folder ``board``; return the paths."""
     table, known, facts = rows(board), standard.recorded(), standard.made()
     sampled, greedy = outcomes.start(known)
-    lines = [f"Without training: {sampled} sampled, {greedy} greedy. Recorded on {facts['machine']}, {facts['date']}."]
+    made = [f"Recorded on {facts['machine']}, {facts['date']}"]
+    made += [f"{loss} on {elsewhere['machine']}, {elsewhere['date']}" for loss, elsewhere in facts["also"].items()]
+    lines = [f"Without training: {sampled} sampled, {greedy} greedy. {'; '.join(made)}."]
     lines += refuted(board)
     groups = {"Losses": table[table["kind"] == "loss"], "Recipes": table[table["kind"] == "recipe"]}
     groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}
