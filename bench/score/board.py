@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -93,27 +94,53 @@ def entries(board: Path) -> list[Entry]:
     return found
 
 
-def rows(board: Path) -> pd.DataFrame:
-    """Return a row for each loss, the highest bearable rate first: kind, three numbers, level, whose numbers they are.
+class Standing(NamedTuple):
+    """A loss on the board."""
 
-    Entries that were rerun in vain (``refuted``) have none.
-    """
-    known, verdicts = standard.recorded(), verified(board)
-    found = [(each, "recorded") for each in outcomes.scores(known)]
-    kinds = {str(loss): kind([f"algorithm={loss}"]) for loss in known["loss"].unique()}
+    score: Score
+    kind: str
+    numbers: str
+    """Whose they are: recorded, verified, or its author's own."""
+    date: str
+    """The day of its runs."""
+
+
+def standings(board: Path) -> list[Standing]:
+    """Return every loss of a board, the highest bearable rate first; entries that were rerun in vain are left out."""
+    known, verdicts, facts = standard.recorded(), verified(board), standard.made()
+    found = []
+    for score in outcomes.scores(known):
+        date = facts["also"].get(score.loss, facts)["date"]
+        found.append(Standing(score, kind([f"algorithm={score.loss}"]), "recorded", date))
     for each in entries(board):
         verdict = verdicts.get(each.digest)
         if verdict is not None and verdict["problem"]:
             continue
         own = each.outcomes() if verdict is None else pd.read_csv(board / "verified" / f"{each.digest}.csv")
         whose = "own numbers" if verdict is None else _verdict(verdict)
-        found += [(score, whose) for score in outcomes.scores(own) if score.loss == each.name]
         with rerun.composing(each, each.folder):
-            kinds[each.name] = kind(each.overrides)
-    found.sort(key=lambda pair: -_ratio(pair[0]))
-    table = outcomes.table([score for score, _ in found]).drop(columns="best rate")
-    table.insert(1, "kind", [kinds[score.loss] for score, _ in found])
-    return table.assign(numbers=[visible(whose) for _, whose in found])
+            of_kind = kind(each.overrides)
+        scored = (score for score in outcomes.scores(own) if score.loss == each.name)
+        found += [Standing(score, of_kind, whose, each.about["date"]) for score in scored]
+    return sorted(found, key=lambda each: -_ratio(each.score))
+
+
+def rows(found: Sequence[Standing]) -> pd.DataFrame:
+    """Return a row for each loss: kind, three numbers, level, whose numbers they are."""
+    table = outcomes.table([each.score for each in found]).drop(columns="best rate")
+    table.insert(1, "kind", [each.kind for each in found])
+    return table.assign(numbers=[visible(each.numbers) for each in found])
+
+
+def history(found: Sequence[Standing]) -> pd.DataFrame:
+    """Return the losses that bore a higher rate than all before them, the latest first."""
+    best, shown = -np.inf, []
+    for each in sorted(found, key=lambda each: (each.date, -_ratio(each.score))):
+        if _ratio(each.score) > best:
+            best = _ratio(each.score)
+            shown.append({"since": visible(each.date), "loss": each.score.loss, "kind": each.kind})
+            shown[-1] |= {f"{RATE.name} × {REFERENCE}": each.score.text(RATE), "numbers": visible(each.numbers)}
+    return pd.DataFrame(shown[::-1])
 
 
 def _verdict(verdict: Mapping[str, str]) -> str:
@@ -146,7 +173,8 @@ def kind(overrides: Sequence[str]) -> str:
 
 def write_board(board: Path) -> list[Path]:
     """Write ``board.md``, ``board.html`` and the picture ``profile.png`` to the folder ``board``; return the paths."""
-    table, known, facts = rows(board), standard.recorded(), standard.made()
+    found, known, facts = standings(board), standard.recorded(), standard.made()
+    table = rows(found)
     sampled, greedy = outcomes.start(known)
     made = [f"Recorded on {facts['machine']}, {facts['date']}"]
     made += [f"{loss} on {elsewhere['machine']}, {elsewhere['date']}" for loss, elsewhere in facts["also"].items()]
@@ -154,6 +182,7 @@ def write_board(board: Path) -> list[Path]:
     lines += refuted(board)
     groups = {"Losses": table[table["kind"] == "loss"], "Recipes": table[table["kind"] == "recipe"]}
     groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}
+    groups["The best so far"] = history(found)
     paths = draw(profile(known), board, "profile")
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
     picture = "![Held-out accuracy over three dials](profile.png)"

@@ -276,7 +276,7 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     assert (code, err) == (0, "")
     found = entry.read(Path("boards/same"))
     assert found.files == ["conf/algorithm/same.yaml"]
-    assert "own numbers" in board.rows(Path("boards"))["numbers"].tolist()
+    assert "own numbers" in board.rows(board.standings(Path("boards")))["numbers"].tolist()
     assert score("algorithm=same", "--submit", "boards/same", "--paper", "none")[2].startswith("steadymoe: boards/same")
 
     monkeypatch.setattr(rerun, "_SEEDS", 2)
@@ -289,7 +289,7 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     same, grpo = (rerun_numbers[rerun_numbers["loss"] == loss]["sampled"].tolist() for loss in ("same", "grpo"))
     assert same == grpo
     assert set(rerun_numbers["seed"]) == set(rerun.seeds("1a2b3c4d"))
-    shown = board.rows(Path("boards")).set_index("loss")
+    shown = board.rows(board.standings(Path("boards"))).set_index("loss")
     assert shown.loc["same", "numbers"] == "verified at 1a2b3c4"
     assert score("--board", "boards")[0] == 0
     assert "same" in Path("boards/board.md").read_text()
