@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_cli import steadymoe
+from fixtures import steadymoe
 
 from steadymoe.bench.runs import compose, identity
 from steadymoe.bench.score import board, command, entry, outcomes, rerun, standard
