@@ -6,6 +6,8 @@ Tests that compare with committed numbers hold at 0 alone.
 """
 
 import os
+import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import torch
+from builds import PACKAGES, ROOT, build_wheel
 from transformers import PreTrainedModel
 
 from steadymoe.bench import cli
@@ -48,6 +51,7 @@ def shift_seeds() -> None:
 if SHIFT:
     shift_seeds()
 
+RECORDED = Path(__file__).parent / "recorded" / "results"
 MICRO = {
     "_target_": "transformers.Qwen3MoeConfig",
     "num_hidden_layers": 3,
@@ -99,3 +103,32 @@ def task() -> Chain:
 def model(task: Chain) -> PreTrainedModel:
     """A fresh random MoE model, smaller than micro."""
     return build.build(MICRO, task.tokenizer, seed=0, device="cpu")
+
+
+def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run ``steadymoe`` with these words in this process; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["steadymoe", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return int(stopped.value.code or 0)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))  # a socket's path may have 107 bytes
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree, since a build leaves files beside its pyproject.toml."""
+    source = tmp_path_factory.mktemp("source")
+    for name in (*PACKAGES, "integrations"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    return source
+
+
+@pytest.fixture(scope="session")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))

@@ -16,22 +16,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from fixtures import RECORDED, steadymoe
 from hydra.utils import instantiate
 from rich.console import Console
 from safetensors.torch import save_file
-from test_execute import SMALL
+from small_runs import SMALL
 
-from steadymoe.bench import cli, schema
+from steadymoe.bench import schema
 from steadymoe.bench.runs import compose, dry, execute, fits, identity, launch, progress, record, validate
 from steadymoe.bench.support import atomic_files, revision
-
-
-def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["steadymoe", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return int(stopped.value.code or 0)
-
 
 WRONG = {
     "trian.lr=3": "there is no 'trian.lr'",
@@ -436,9 +429,6 @@ def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_
     wrong = run_("algorithm=half_clipped", "algorithm.loss.epsilon_high=0.3")
     assert wrong.returncode == 2
     assert "did you mean clip_high?" in wrong.stderr
-
-
-RECORDED = Path(__file__).parent / "recorded" / "results"
 
 
 def test_one_figure_is_drawn_from_the_experiment_that_is_named(

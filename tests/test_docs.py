@@ -10,7 +10,7 @@ from pathlib import Path
 
 import generate
 import pytest
-from test_execute import SMALL
+from small_runs import SMALL
 
 from steadymoe import bench
 from steadymoe.algorithms import names, provenance

@@ -20,10 +20,9 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from fixtures import RECORDED, make_socket, steadymoe
 from rich.console import Console
-from test_atomic_files import bound
-from test_cli import RECORDED, steadymoe
-from test_execute import SMALL
+from small_runs import SMALL
 
 from steadymoe.bench.report import archive, report_page, write
 from steadymoe.bench.runs import compose, overrides, progress, provenance, record, status
@@ -387,7 +386,7 @@ MADE: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "a link to a device": lambda path: path.symlink_to("/dev/zero"),
     "a link": lambda path: path.symlink_to(Path(__file__)),
-    "a socket": bound,
+    "a socket": make_socket,
     "a folder": Path.mkdir,
 }
 READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json", "../../../../../sweeps.json"]

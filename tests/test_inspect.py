@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import steadymoe
 from safetensors.torch import load_file, save_file
-from test_cli import steadymoe
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from test_execute import SMALL
+from small_runs import SMALL
 
 from steadymoe import bench
 from steadymoe.bench import schema

@@ -79,3 +79,12 @@ def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() ->
 def test_the_losses_in_verl_import_only_what_the_losses_alone_hold() -> None:
     names = {name for path in (ROOT / "integrations" / "verl").glob("*.py") for name in imported(path)}
     assert all(name.startswith(("steadymoe.algorithms.", "steadymoe.integrations.verl.")) for name in names)
+
+
+def test_no_test_imports_a_test() -> None:
+    files = [
+        path for folder in ("tests", "study/tests", "integrations/tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    tests = re.compile(r"^\s*(from|import) test_\w+", re.MULTILINE)
+    assert files
+    assert not [path for path in files if tests.search(path.read_text())]

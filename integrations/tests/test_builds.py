@@ -12,8 +12,8 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from builds import ROOT, build_wheel, pip
 from packaging.requirements import Requirement
-from test_packaging import ROOT, build, pip, source, wheel
 
 SCRIPT = Path(__file__).parent / "losses_alone.py"
 
@@ -21,13 +21,13 @@ SCRIPT = Path(__file__).parent / "losses_alone.py"
 @pytest.fixture(scope="module")
 def losses(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of the losses alone."""
-    return build(source / "integrations" / "losses", tmp_path_factory.mktemp("losses"))
+    return build_wheel(source / "integrations" / "losses", tmp_path_factory.mktemp("losses"))
 
 
 @pytest.fixture(scope="module")
 def integrations(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of the integrations."""
-    return build(source / "integrations", tmp_path_factory.mktemp("integrations"))
+    return build_wheel(source / "integrations", tmp_path_factory.mktemp("integrations"))
 
 
 def metadata(wheel: Path) -> Message:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from known import known_arms
 
 from steadymoe.bench import cli
 from steadymoe.bench.runs import compose, identity
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.runs.identity import axes_name
-from study import arms, command, experiments, gates
+from study import command, experiments
 from study.claims import CLAIMS
 from study.experiments import PARTS, TABLE, Experiment
-from study.recorded import Arm
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,19 +22,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def registered() -> None:
     experiments.register()
-
-
-def arms_in(value: object) -> list[Arm]:
-    if isinstance(value, Arm):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
-    return [arm for part in parts for arm in arms_in(part)]
-
-
-def known_arms() -> list[Arm]:
-    """The arms of the study, of its gates and of what a seed buys."""
-    named = [*vars(arms).items(), *vars(gates).items()]
-    return [arm for name, value in named if name.isupper() for arm in arms_in(value)]
 
 
 def runs_of(row: Experiment, *overrides: str) -> list[Run]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from committed import assert_same
-from test_experiments import known_arms
+from known import known_arms
 
 from steadymoe.bench.report import archive, report_page, write
 from study import arms, experiments, page

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 import torch
 from filelock import FileLock, Timeout
-from fixtures import MICRO
-from test_cli import steadymoe
-from test_execute import SMALL, planned
+from fixtures import MICRO, steadymoe
+from small_audits import WORDS
+from small_runs import planned
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, Surrogate
@@ -25,19 +25,6 @@ from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
-
-NARROW = "algorithm=grpo algorithm.loss.clip_low=3e-4 algorithm.loss.clip_high=4e-4"
-WORDS = [
-    *SMALL,
-    "task.modulus=7",
-    "experiment_name=tiny",
-    "optimizer.learning_rate=3e-3",
-    "audit.drift=[0,2]",
-    "audit.minibatches=8",
-    "audit.groups=4",
-    "audit.algorithms=[grpo]",
-    f'+audit.arms.narrow="{NARROW}"',
-]
 
 
 @dataclass(frozen=True, kw_only=True)

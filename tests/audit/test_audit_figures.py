@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from test_cli import steadymoe
-from test_figures import said, shown
+from fixtures import steadymoe
+from small_figures import said, shown
 
 from steadymoe.bench.audit import archive, figures, report, tables
 from steadymoe.bench.audit.gradients import BLOCKS

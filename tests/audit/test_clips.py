@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_audit import WORDS
-from test_cli import steadymoe
-from test_figures import said, shown
-from test_gradients import Scene, moved, scene
+from fixtures import steadymoe
+from small_audits import WORDS, Scene, moved, scene
+from small_figures import said, shown
 
 from steadymoe.bench.audit import archive, clip_atlas, clips, figures, plan, report
 from steadymoe.bench.runs.lifecycle import Damaged

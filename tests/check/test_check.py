@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import steadymoe
+from fixtures import steadymoe
 
 from steadymoe.bench.check import command
 from steadymoe.bench.support import external

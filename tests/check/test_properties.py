@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from test_execute import SMALL
+from small_runs import SMALL
 from torch import Tensor
 from torch.nn.functional import pad
 

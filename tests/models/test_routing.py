@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_learner import advantages, begun, trainer, updated
-from test_models import TOKENS_BS, routed
-from test_truncation import responses, whole_logprobs
+from small_models import TOKENS_BS, K, L, N, other_routes, own_routes, routed
+from small_runs import advantages, begun, responses, trainer, updated, whole_logprobs
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -27,8 +26,6 @@ from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, 
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
 from steadymoe.models.selection import NO_ROUTE, filtered
 
-N, L, K, E = 10, 3, 2, 4
-
 
 def logits_and_gradients(
     model: PreTrainedModel, forced_LNK: Tensor | None = None, gates_LNK: Tensor | None = None
@@ -41,17 +38,6 @@ def logits_and_gradients(
         recorder.take(N)
         logits_BSV.square().mean().backward()
     return logits_BSV.detach(), [w.grad.clone() if w.grad is not None else w * 0 for w in model.parameters()]
-
-
-def own_routes(model: PreTrainedModel) -> Tensor:
-    _, found = routed(model)
-    assert torch.equal(found.live_LNK, found.executed_LNK)
-    return found.live_LNK
-
-
-def other_routes(seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randperm(E, generator=generator)[:K] for _ in range(L * N)]).view(L, N, K)
 
 
 # --- replay ------------------------------------------------------------------------------------------

@@ -7,55 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from small_figures import arms, long_table, said, shown
 
 from steadymoe.bench.report import figures, tables, write
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
 from steadymoe.bench.runs import overrides
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.training import columns
-
-USUAL = {
-    "algorithm": "grpo",
-    "routing": "off",
-    "correction": "none",
-    "engine": "exact",
-    "strength": 0.0,
-    "optimizer": "adamw",
-    "model": "micro",
-    "moe_layers": 4,
-    "experts": 8,
-    "updates_per_rollout": 8,
-    "prompts": 32,
-    "responses": 8,
-    "learning_rate": 4e-4,
-}
-
-
-def long_table(
-    values: dict[str, object], arms: list[dict[str, object]], seeds: int = 3, steps: int = 2
-) -> pd.DataFrame:
-    """Steps of each metric for each arm and seed; a value is a function of the arm and the seed, or of the step too."""
-    rows = []
-    for arm, seed, step in itertools.product(arms, range(seeds), range(1, steps + 1)):
-        keys = USUAL | arm | {"arm": " ".join(map(str, arm.values())), "seed": seed, "step": step}
-        rows += [keys | {"metric": name, "value": of(arm | {"step": step}, seed)} for name, of in values.items()]  # type: ignore[operator]
-    return pd.DataFrame(rows)
-
-
-def arms(**axes: list[object]) -> list[dict[str, object]]:
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
-def shown(figure: style.DataFigure, panel: int) -> dict[str, list[float]]:
-    """What each line or row of marks of a panel shows, by its label."""
-    handles, labels = figure.axes[panel].get_legend_handles_labels()
-    lines = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
-    return {label: np.asarray(line.get_ydata()).tolist() for line, label in zip(lines, labels, strict=True)}
-
-
-def said(figure: style.DataFigure) -> str:
-    """The caption in one line."""
-    return " ".join(figure.caption.split())
 
 
 # Of every figure: one line has a known value at the second step.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_cli import steadymoe
+from fixtures import steadymoe
 
 from steadymoe.bench import results
 from steadymoe.bench.report import archive, joined, report_page

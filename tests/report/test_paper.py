@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures import steadymoe
+from legibility import faults
 from PIL import Image
-from test_cli import steadymoe
-from test_figures import arms, long_table
-from test_legible import data, faults
+from small_figures import arms, data, long_table
 
 from steadymoe.bench.report import archive, paper, report_page
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, style

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_cli import steadymoe
+from fixtures import steadymoe
 
 from steadymoe.bench.report import seeds
 from steadymoe.bench.statistics import comparisons

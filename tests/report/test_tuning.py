@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import steadymoe
 from omegaconf import OmegaConf
-from test_cli import steadymoe
-from test_execute import SMALL
+from small_runs import SMALL
 
 from steadymoe.bench.report import tuning
 from steadymoe.bench.runs import compose, execute, record, status

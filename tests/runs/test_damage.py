@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_cli import RECORDED, steadymoe
-from test_execute import SMALL, assert_same, planned
+from fixtures import RECORDED, steadymoe
+from small_runs import SMALL, assert_same, planned
 
 from steadymoe.bench.report import archive, report_page
 from steadymoe.bench.runs import compose, execute, lifecycle, record, status

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from hydra.utils import instantiate
-from pandas.testing import assert_frame_equal
+from small_runs import PROPORTIONAL, SMALL, assert_same, planned, tables
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
@@ -23,77 +23,7 @@ from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.columns import TABLES
-from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
-
-# A run of two or three seconds: forty supervised updates teach the format, and every accuracy is in the band.
-SMALL = [
-    "model=micro",
-    "model.config.num_hidden_layers=2",
-    "model.config.hidden_size=32",
-    "task=chain",
-    "task.min_operands=2",
-    "task.max_operands=3",
-    "task.modulus=3",
-    "rollout.prompts=4",
-    "rollout.responses=8",
-    "optimizer.learning_rate=1e-3",
-    "updates_per_rollout=2",
-    "steps=6",
-    "checkpoint_every=2",
-    "evaluation.every=2",
-    "evaluation.prompts=8",
-    "probe.responses=4",
-    "cold_start.accuracy_low=0",
-    "cold_start.accuracy_high=1",
-    "cold_start.check_every=40",
-    "cold_start.batch_size=32",
-    "cold_start.learning_rate=1e-2",
-    "cold_start.check_prompts=4",
-]
-
-# AdamW divides by the root of the second moment: where a gradient is rounding, rounding decides the sign of its step,
-# and processors round differently. With an epsilon far above that root a step is proportional to the gradient.
-PROPORTIONAL = ["optimizer.epsilon=1", "optimizer.learning_rate=0.1"]
-
-
-def planned(results: Path, *words: str) -> compose.Run:
-    return compose.plan([*SMALL, f"results_dir={results}", *words])[0]
-
-
-def tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """All recorded rows without the timing columns, which alone may differ."""
-    frames = {name: record.read_table(folder, name) for name in TABLES}
-    return {
-        name: frame[[c for c in frame if not c.endswith(("_seconds", "_per_second"))]] for name, frame in frames.items()
-    }
-
-
-def assert_same(one: Path, other: Path) -> None:
-    assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
-    for name, frame in tables(one).items():
-        assert len(frame) or name == "tails", name
-        assert_frame_equal(frame, tables(other)[name], check_exact=True)
-
-
-def assert_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, *words: str) -> compose.Run:
-    """A run that was stopped in its step ``stop_at`` records what an undisturbed one does, which is returned."""
-    whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
-    assert execute.execute(whole) == "finished"
-    step = Trainer.step
-
-    def stops(self: Trainer, number: int) -> Any:
-        if number == stop_at:
-            raise KeyboardInterrupt
-        return step(self, number)
-
-    monkeypatch.setattr(Trainer, "step", stops)
-    with pytest.raises(KeyboardInterrupt):
-        execute.execute(halted)
-    monkeypatch.setattr(Trainer, "step", step)
-    assert execute.execute(halted) == "finished"
-    assert_same(whole.folder, halted.folder)
-    return whole
 
 
 @pytest.fixture(scope="module")

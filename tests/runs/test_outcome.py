@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_cli import steadymoe
-from test_execute import SMALL
+from fixtures import steadymoe
+from small_runs import SMALL
 
 from steadymoe.bench.report import report_page
 from steadymoe.bench.runs import outcome

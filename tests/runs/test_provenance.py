@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import training_code
-from test_cli import steadymoe
-from test_execute import SMALL, planned
+from fixtures import steadymoe
+from small_runs import SMALL, planned
 
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from test_cli import steadymoe
+from fixtures import steadymoe
 
 from steadymoe.bench.runs import compose, identity, record
 from steadymoe.bench.runs.command import make_one

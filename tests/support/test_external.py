@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import steadymoe
+from fixtures import steadymoe
 
 from steadymoe.bench.runs import compose, overrides
 from steadymoe.bench.schema import ConfigError

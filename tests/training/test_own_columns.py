@@ -14,10 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_cli import steadymoe
-from test_execute import PROPORTIONAL, SMALL, assert_resumes, planned
-from test_learner import trainer, updated
-from test_loggers import shown
+from fixtures import steadymoe
+from small_runs import PROPORTIONAL, SMALL, assert_resumes, planned, scalars, trainer, updated
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, Surrogate
@@ -369,4 +367,4 @@ def test_loggers_get_own_columns(tmp_path: Path) -> None:
     rows = {"steps": [{"step": 1, "loss/x": 1.5}], "updates": [{"step": 1, "update": 1, "own/y": 2.5}]}
     with loggers.sending(config, tmp_path, resumed=False) as send:
         send(rows)
-    assert shown(tmp_path) == {"steps/loss/x": {1: [1.5]}, "updates/own/y": {1: [2.5]}}
+    assert scalars(tmp_path) == {"steps/loss/x": {1: [1.5]}, "updates/own/y": {1: [2.5]}}

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_execute import PROPORTIONAL, assert_resumes
-from test_learner import begun, trainer
+from small_runs import PROPORTIONAL, assert_resumes, begun, responses, trainer, whole_logprobs
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -18,30 +17,11 @@ from steadymoe.bench.runs import compose, record
 from steadymoe.bench.runs.fits import memory_needs
 from steadymoe.bench.training import token_metrics
 from steadymoe.bench.training.forward import forward
-from steadymoe.bench.training.sampling import Rollout
-from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models.engine import Truncated
 
 # Short responses beside long ones, and distributions that are far from even.
 WORDS = ["engine=truncated", "task.max_operands=4", "task.spare_tokens=3", "model.config.initializer_range=0.3"]
 REPLAY = [*WORDS, "engine.replay_mask=true"]
-
-
-def whole_logprobs(made: Trainer, rollout: Rollout) -> Tensor:
-    """log-probabilities over the vocabulary at the response tokens, by a plain forward, (B, T, V)."""
-    sequences = rollout.sequences
-    logits_BSV = made.model(
-        input_ids=sequences.tokens_BS[:, :-1],
-        attention_mask=sequences.mask_BS[:, :-1],
-        position_ids=(sequences.mask_BS[:, :-1].cumsum(-1) - 1).clamp(min=0),
-    ).logits
-    return logits_BSV[:, -sequences.response_width :].log_softmax(-1)
-
-
-def responses(rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """The response tokens and their mask, (B, T) each."""
-    sequences = rollout.sequences
-    return sequences.tokens_BS[:, -sequences.response_width :], sequences.response_mask_BT.bool()
 
 
 @pytest.mark.parametrize(
