@@ -390,7 +390,7 @@ MADE: dict[str, Callable[[Path], object]] = {
     "a socket": bound,
     "a folder": Path.mkdir,
 }
-READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json", "../../../../../sweeps.json"]
+READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json"]
 
 
 @pytest.mark.parametrize("made", MADE)
