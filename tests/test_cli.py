@@ -25,6 +25,7 @@ from small_runs import SMALL
 from steadymoe.bench import schema
 from steadymoe.bench.runs import compose, dry, execute, fits, identity, launch, progress, record, validate
 from steadymoe.bench.support import atomic_files, revision
+from steadymoe.models import build
 
 WRONG = {
     "trian.lr=3": "there is no 'trian.lr'",
@@ -47,7 +48,7 @@ WRONG = {
     "algorithm.loss.clip=1": "did you mean clip_low? its fields are",
     "algorithm.loss.dual_clip=abc": "GRPO: dual_clip must be a number or null; got 'abc'",
     "algorithm.loss.clip_low=null": "GRPO: clip_low must be a number; got None",
-    "algorithm.kl.estimator=3": "`algorithm.kl.estimator` must be text",
+    "algorithm.kl.estimator=3": "`algorithm.kl.estimator` must be 'k1', ",
     "algorithm.kl.coefficient=inf": "`algorithm.kl.coefficient` must be a finite number",
     "log=mlflow": "`log` must be 'tensorboard' or 'wandb'",
     "correction=null": "correction takes one name, got null; correction=none is the default",
@@ -97,8 +98,8 @@ WRONG = {
     "results_dir=" + "r" * 300: "names of at most 255 bytes",
     "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
     "seed=" + "9" * 30: "`seed`",
-    "rollout.prompts=80000000000": "rollout.prompts=80000000000 with rollout.responses=8 takes at least",
-    "cold_start.check_prompts=80000000000": "cold_start.check_prompts=80000000000 takes at least",
+    "rollout.prompts=80000000000": "the run takes at least",
+    "cold_start.check_prompts=80000000000": "the run takes at least",
     "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
     "hydra.launcher.n_jobs=two": "hydra.launcher.n_jobs",
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
@@ -140,8 +141,8 @@ def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
         (["algorithm=rspo_grpo", "algorithm.loss.clip_low=0.1"], "the host's own are host."),
         (["algorithm=gspo", "algorithm.loss.epsilon_high=0.1"], "did you mean clip_high?"),
         (["optimizer=muon", "optimizer.adamw.weights=[head]"], "`optimizer.adamw.weights` must hold vectors"),
-        (["optimizer=muon", "optimizer.adamw.weights=[vectors,biases]"], "must be one of embeddings, head, routers"),
-        (["optimizer=muon", "optimizer.adjust_lr_fn=rms"], "`optimizer.adjust_lr_fn` must be one of original, match"),
+        (["optimizer=muon", "optimizer.adamw.weights=[vectors,biases]"], "must be 'embeddings', 'head', 'routers'"),
+        (["optimizer=muon", "optimizer.adjust_lr_fn=rms"], "`optimizer.adjust_lr_fn` must be 'original' or 'match_"),
         (["optimizer=muon", "optimizer.momentum=1"], "`optimizer.momentum` must be below 1"),
         (["optimizer=sgd", "optimizer.beta1=0.9"], "optimizer=sgd has no beta1; choose from"),
         (["optimizer=muon", "routing=pr2"], "routing=pr2: predictor_learning_rate is a rate for AdamW"),
@@ -209,14 +210,21 @@ def test_a_gpu_is_looked_for_where_a_run_begins(
     assert "torch finds no CUDA device here" in line
 
 
-def test_memory_is_what_the_bound_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the bound a run is planned, a byte below it is not; twice the prompts take twice the memory."""
-    (made,) = compose.plan(["rollout.prompts=64"])
+def test_memory_is_what_the_bound_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the bound a run is planned, a byte below it is not; what a run holds more of, it needs more memory for."""
+
+    def need(*words: str) -> int:
+        (made,) = compose.plan(["rollout.prompts=64", "probe.responses=1", *words])
+        return fits.memory_need(made.config, instantiate(made.config.task))
+
+    (made,) = compose.plan(["evaluation.pass_k=1024", "rollout.prompts=8"])
     task = instantiate(made.config.task)
-    needs, (half,) = fits.memory_needs(made.config, task), compose.plan([])
-    (rollout,) = (needed for what, needed in needs.items() if what.startswith("rollout"))
-    assert rollout == 2 * next(iter(fits.memory_needs(half.config, task).values()))
-    most = max(needs.values())
+    most = fits.memory_need(made.config, task)
+    assert need() < need("rollout.prompts=128") < 2 * need()
+    assert need("evaluation.pass_k=1024", "rollout.prompts=8") > need("rollout.prompts=8")
+    weights = need("routing=lagged", "routing.lag=3") - need("routing=lagged", "routing.lag=2")
+    assert weights == 4 * build.build(made.config.model["config"], task.tokenizer, 0).num_parameters()
+    assert need("routing=lagged", "routing.lag=3") - need() == 3 * weights
     monkeypatch.setattr(fits, "capacity", lambda _: most)
     fits.check_memory(made.config, task)
     monkeypatch.setattr(fits, "capacity", lambda _: most - 1)

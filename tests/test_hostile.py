@@ -389,7 +389,7 @@ MADE: dict[str, Callable[[Path], object]] = {
     "a socket": make_socket,
     "a folder": Path.mkdir,
 }
-READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json", "../../../../../sweeps.json"]
+READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json"]
 
 
 @pytest.mark.parametrize("made", MADE)

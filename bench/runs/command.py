@@ -230,7 +230,9 @@ def _lacks_checkpoint(run: Run) -> bool:
 def _skipped(runs: Sequence[Run], states: States) -> list[str]:
     """Return lines on ended runs: how many, whose code cannot be compared, and which lack a checkpoint to keep."""
     ended = [run for run in runs if states[run.folder].has_ended]
-    lines = [f"{len(ended)} of {len(runs)} runs have finished before and are skipped"] if ended else []
+    if not ended:
+        return []
+    lines = [f"{len(ended)} of {len(runs)} runs have finished before and are skipped"]
     with provenance.unchanging():
         unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
     lacking = sum(map(_lacks_checkpoint, ended))

@@ -24,6 +24,9 @@ from steadymoe.bench.training import checkpoint, cold_start, own_metrics, sample
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
+# The config groups whose choices ``run.json`` names.
+_GROUPS = ("algorithm", "correction", "routing", "engine", "model", "task", "optimizer")
+
 
 def execute(run: compose.Run) -> str:
     """Bring a run to its end, from its checkpoint if it has one, and return its status.
@@ -32,14 +35,10 @@ def execute(run: compose.Run) -> str:
     a run raises, SystemExit too, is written to ``run.json`` as ``failed`` and does not stop other runs; Ctrl-C and
     SIGTERM do. Raises ConfigError if the folder holds a run of another config.
     """
-    state = record.state_of(run)
-    if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
-        return state.status
     try:
         with Record(run.folder, _facts(run)) as recorded:
-            # Check again under the lock: another process may have ended the run meanwhile.
             state = record.state_of(run)
-            if state.has_ended:
+            if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
                 return state.status
             if state.damage is not None:
                 recorded.quarantine(state.damage)
@@ -168,8 +167,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     return {
         "status": "running",
         "experiment": config.experiment_name,
-        **{group: run.choices[group] for group in ("algorithm", "correction", "routing", "engine", "model", "task")},
-        "optimizer": run.choices["optimizer"],
+        **{group: run.choices[group] for group in _GROUPS},
         "axes": run.axes,
         "axes_name": identity.axes_name(run.axes),
         "seed": config.seed,

@@ -93,18 +93,7 @@ def compose(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
     Raises ConfigError if a config is chosen by a path: what is chosen names the run's folder.
     """
-    words = _sound(words)
-    others = [_parsed(word) for word in words if not _is_named(word)]
-    if all(map(_changes_value, others)):
-        shared = _plain_of(tuple(filter(_is_named, words)), external.versions())
-        if shared is not None:
-            plain, choices = pickle.loads(shared)
-            if all(_is_changed(plain, each) for each in others):
-                return plain, choices
-    return _as_plain(_composed(words))
-
-
-def _as_plain(config: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    config = _composed(words)
     choices = {
         group: str(name)
         for group, name in config.hydra.runtime.choices.items()
@@ -120,7 +109,7 @@ def _as_plain(config: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def reference(words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the named configs of ``words`` as they stand, flattened: dotted key → value. In ``composing`` only."""
+    """Return the named configs of ``words`` as they stand, as plain values. In ``composing`` only."""
     return _reference(tuple(filter(_is_named, words)), external.versions())
 
 
@@ -221,31 +210,26 @@ def _settings(words: Sequence[str]) -> DictConfig:
 
 
 def _composed(words: Sequence[str]) -> DictConfig:
-    """Return the whole config of ``words``, with Hydra's own part under ``hydra``.
+    """Return the whole config of ``words``, with Hydra's own part under ``hydra``. Raises ConfigError for a group
+    without a name.
 
-    Hydra takes a quarter of a second to read and merge the files. If all other words are a plain ``key=value``, it does
-    so once for each set of named configs, and the values are changed in a copy. If not, or if this fails, Hydra gets
-    all words.
+    Hydra takes a twentieth of a second to read and merge the files. If all other words are a plain ``key=value``, it
+    does so once for each set of named configs, and the values are changed in a copy. If not, or if this fails, Hydra
+    gets all words.
     """
-    words = _sound(words)
-    others = [word for word in words if not _is_named(word)]
-    if all(_changes_value(_parsed(word)) for word in others):
+    words = [_with_home(word) for word in words]
+    for each in map(_parsed, words):
+        _refuse_choice(each)
+    others = [_parsed(word) for word in words if not _is_named(word)]
+    if all(map(_changes_value, others)):
         config: DictConfig = pickle.loads(_merged(tuple(filter(_is_named, words)), external.versions()))
         try:
-            for each in map(_parsed, others):
+            for each in others:
                 OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
             return config
         except OmegaConfBaseException:
             pass  # Hydra says why
-    return hydra.compose("config", list(words), return_hydra_config=True)
-
-
-def _sound(words: Sequence[str]) -> list[str]:
-    """Return ``words`` with the user's folder for ``~``. Raises ConfigError if a group is given no name."""
-    words = [_with_home(word) for word in words]
-    for each in map(_parsed, words):
-        _refuse_choice(each)
-    return words
+    return hydra.compose("config", words, return_hydra_config=True)
 
 
 def _with_home(word: str) -> str:
@@ -301,33 +285,8 @@ def _merged(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> byt
 
 
 @functools.cache
-def _plain_of(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> bytes | None:
-    """Return ``_as_plain`` of the configs that ``words`` name, pickled; None if some value is missing or another's."""
-    try:
-        config: DictConfig = pickle.loads(_merged(words, outside))
-        values = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        return None if "${" in OmegaConf.to_yaml(values) else pickle.dumps(_as_plain(config))
-    except OmegaConfBaseException:
-        return None
-
-
-def _is_changed(plain: dict[str, Any], each: Override) -> bool:
-    """Change one plain value of a config; return whether that could be done without Hydra, which checks the others."""
-    value, (*groups, name) = each.value(), each.key_or_group.split(".")
-    inner: Any = plain
-    for group in groups:
-        inner = inner.get(group) if isinstance(inner, dict) else None
-    is_text = isinstance(value, str) and "${" not in value and value != "???"
-    is_plain = value is None or is_text or isinstance(value, (bool, int, float))
-    if not is_plain or not isinstance(inner, dict) or name not in inner or isinstance(inner[name], (dict, list)):
-        return False
-    inner[name] = value
-    return True
-
-
-@functools.cache
 def _reference(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> Mapping[str, Any]:
-    return MappingProxyType(flatten(compose(words)[0]))
+    return MappingProxyType(compose(words)[0])
 
 
 @contextmanager
@@ -387,7 +346,7 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
         return "see `steadymoe run --info config` for Hydra's own settings"
     groups = [path.name for path in CONF.iterdir() if path.is_dir()]
     named = (*groups, "hydra.searchpath")
-    keys = list(reference([w for w in words if w.partition("=")[0] in named and "," not in w]))
+    keys = list(flatten(reference([w for w in words if w.partition("=")[0] in named and "," not in w])))
     parent = unknown.rpartition(".")[0]
     siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
     if parent.startswith("algorithm.loss"):

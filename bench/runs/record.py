@@ -388,12 +388,11 @@ class Record:
             self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
             for of_branches in self.folder.glob("checkpoint-*.safetensors"):
                 of_branches.unlink()
-        for table in columns.TABLES:
-            (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
         if before is not None and resume_from is not None:
             self._seconds_before = before["wall_seconds"]
             self.run["started"] = before["started"]
         for table in columns.TABLES:
+            (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
             rows = [] if resume_from is None else _read_rows(self.folder, table)
             kept = [row for row in rows if row["step"] <= (resume_from or 0)]
             self._own |= {name for row in kept for name in row if columns.is_own(name)}

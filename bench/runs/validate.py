@@ -32,7 +32,6 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
     _as_in_yaml(flat, reference)
     _relations(config)
     _places(config)
-    _log(config)
 
 
 def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -96,6 +95,7 @@ def _relations(config: RunConfig) -> None:
 
 
 def _places(config: RunConfig) -> None:
+    """Raise ConfigError for names, folders, files and packages that cannot be used."""
     name = config.experiment_name
     if not name or set(name) - _HARMLESS or name.startswith("."):
         raise ConfigError(f"experiment_name may hold letters, digits, '.', '_' and '-'; got {name!r}")
@@ -114,9 +114,6 @@ def _places(config: RunConfig) -> None:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"results_dir={config.results_dir} cannot be written: {place} is no writable folder")
-
-
-def _log(config: RunConfig) -> None:
     if config.log is not None:
         try:
             version(config.log)  # an import would also accept a folder of this name

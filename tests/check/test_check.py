@@ -98,7 +98,7 @@ WRONG = {
     "algorithm=grpo algorithm.loss.clip_low=abc": "got 'abc'",
     "algorithm=grpo algorithm.loss.clip=1": "did you mean clip_low?",
     "algorithm=grpo ~algorithm.loss": "no section loss",
-    "algorithm=grpo algorithm.kl.estimator=k9": "`algorithm.kl.estimator` must be one of k1, k2, k3",
+    "algorithm=grpo algorithm.kl.estimator=k9": "`algorithm.kl.estimator` must be 'k1', 'k2' or 'k3'",
     "algorithm=grpo algorithm.loss._target_=my_losses.Nothing": "my_losses.Nothing",
     "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": "got GroupMean",
     "algorithm=broken": "broken.Broken (ZeroDivisionError: division by zero, ",

@@ -176,13 +176,13 @@ def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(
     assert steadymoe(monkeypatch, *words) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith(f"steadymoe: {made.folder} was made by other code of its algorithm; add --redo")
+    assert said.err.startswith(f"steadymoe: {made.folder} was made by other code of its algorithm, task or engine; ")
     assert said.err.count("\n") == 1
     assert (made.folder / "steps.parquet").read_bytes() == old
     assert not Path("results/replaced").exists()
     told = status.lines(Path("results"))
     assert told[0] == "default: 2 finished, 1 stale"
-    assert "(made by other code of its algorithm)" in told[1]
+    assert "(made by other code of its algorithm, " in told[1]
     assert told[2] == f"    again: {made.command} --redo"
     assert made.command.startswith("STEADYMOE_PATH=mine steadymoe run ")
 

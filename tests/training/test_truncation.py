@@ -14,7 +14,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from steadymoe.bench.audit import rollouts
 from steadymoe.bench.runs import compose, record
-from steadymoe.bench.runs.fits import memory_needs
+from steadymoe.bench.runs.fits import memory_need
 from steadymoe.bench.training import token_metrics
 from steadymoe.bench.training.forward import forward
 from steadymoe.models.engine import Truncated
@@ -138,8 +138,9 @@ def test_only_the_audited_rollout_of_an_audit_is_truncated(tmp_path: Path) -> No
 
 
 def test_masks_count_towards_memory(tmp_path: Path) -> None:
-    (made,) = compose.plan([*REPLAY, "model=micro", "task=chain", f"results_dir={tmp_path}"])
+    words = ["model=micro", "task=chain", "cold_start.batch_size=1", f"results_dir={tmp_path}"]
     task = trainer(tmp_path, *WORDS).task
-    (masks,) = (size for key, size in memory_needs(made.config, task).items() if key.startswith("engine.replay_mask"))
+    (made,), (without,) = (compose.plan([*REPLAY, *more, *words]) for more in ([], ["engine.replay_mask=false"]))
+    masks = memory_need(made.config, task) - memory_need(without.config, task)
     responses = made.config.rollout.prompts * made.config.rollout.responses
     assert masks == responses * task.max_new_tokens * len(task.tokenizer)
