@@ -406,9 +406,10 @@ def measure(overrides: str, blocks: int) -> dict[str, Any]:
 def markdown(numbers: Mapping[str, Any]) -> str:
     """Write the numbers of settings as a table in Markdown, a column per setting."""
     cells = {setting: _cells(each) for setting, each in numbers.items()}
+    machines = ", ".join(sorted({each["machine"]["cpu"] for each in numbers.values()}))
     return (
-        f"One thread. Medians over blocks of {BLOCK} steps. The rows without a unit say how many times as long as the "
-        "suite with all metrics another trainer takes, with the range over blocks.\n\n"
+        f"One thread ({machines}). Medians over blocks of {BLOCK} steps. Rows without a unit say how many times as "
+        "long as the suite with all metrics another trainer takes, with the range over blocks.\n\n"
         f"{pd.DataFrame(cells).fillna('').to_markdown(disable_numparse=True)}"
     )
 
@@ -417,17 +418,15 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     """Return the column of one setting, row → cell; what was not measured, as TRL where it is missing, has none."""
 
     def with_range(ratios: Mapping[str, float]) -> str:
-        return f"{ratios['median']:.2f} ({ratios['least']:.2f} to {ratios['most']:.2f})"
+        return f"{ratios['median']:.2f} ({ratios['least']:.2f}–{ratios['most']:.2f})"
 
-    cells = {"measured on": numbers["machine"]["cpu"], "blocks": str(numbers["blocks"])}
-    cells |= numbers["versions"]
-    cells["seconds per step of the suite, all metrics"] = f"{numbers['seconds'][OURS]:.3f}"
+    cells = {"seconds per step of the suite, all metrics": f"{numbers['seconds'][OURS]:.3f}"}
     cells |= {row: with_range(numbers["beside"][name]) for row, name in RATIOS.items() if name in numbers["beside"]}
     cells["`generate` / our sampling"] = with_range(numbers["generate"])
     for rate in ("rollout", "training"):
         cells[f"{rate} tokens/s"] = f"{numbers[f'{rate}_tokens_per_second']:,.0f}"
-    for stage, share in numbers["stages"].items():
-        cells[f"share of {stage.replace('_', ' ')}"] = f"{share:.0%}"
+    stages = ", ".join(numbers["stages"]).replace("_", " ")
+    cells[f"% of a step: {stages}"] = "/".join(f"{share * 100:.0f}" for share in numbers["stages"].values())
     return cells
 
 
