@@ -29,7 +29,7 @@ CAPTION = (
     f"Mean over tuning seeds with {INTERVAL}. Best: the rate with the highest {REWARD}, the mean of the last "
     f"{tables.LAST_STEPS} rollouts. Start: held-out accuracy of the cold start; {LEVEL}: the last "
     "evaluation, 0 after a number that is not finite. Less best: the difference from the arm's best rate, seed by "
-    f"seed. {tables.COLLAPSED.partition(';')[0]}. The highest of several levels is biased upwards: compare algorithms "
+    f"seed. {tables.COLLAPSED} The highest of several levels is biased upwards: compare algorithms "
     "at other seeds."
 )
 # The intervals at one rate stand side by side, over a range of this factor.
