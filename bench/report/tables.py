@@ -53,7 +53,7 @@ MODELS = {
 # The words of a caption for the columns of collapses.
 COLLAPSED = (
     "Collapsed: runs that collapsed or met a number that is not finite, by today's rule (– if the runs are too short "
-    "for the rule); recorded: the verdict that the runs recorded when they ended, by the rule of that day."
+    "for the rule)."
 )
 # What a choice is called that does nothing.
 OFF = {"off", "none", "exact", "adamw"}
@@ -152,12 +152,11 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "arm": arm,
             "n": len(ours),
             "collapsed": _judged(ours, "collapsed_step").sum(min_count=1),
-            "collapsed (recorded)": int((ours["status"] != "finished").sum()),
             "falling": _judged(ours, "falling_since").sum(min_count=1),
         }
         rows.append(row | estimates(str(arm)))
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
-    return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *numbers])
+    return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "falling", *numbers])
 
 
 def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
@@ -179,8 +178,8 @@ LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of "
     "seeds. p: paired t test of the difference in final reward from the best arm, Holm-corrected for all pairs of "
     f"arms. {DECIDED} Numbers of a run: start is the reward of the first step, before any update, final reward is "
-    f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both columns are "
-    "shares of runs."
+    f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} This is "
+    "a share of runs."
 )
 
 
@@ -198,7 +197,6 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, object] = {"arm": arm, "n": len(ours)}
         row |= {column: estimates.pop(column) for column in ("start", "final reward")}
         row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
-        row |= {"collapsed (recorded)": float((ours["status"] != "finished").mean())}
         rows.append(row | estimates)
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
     table = pd.DataFrame(rows)

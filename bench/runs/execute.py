@@ -15,7 +15,7 @@ from steadymoe.bench.runs import branch, compose, identity, loggers, progress, p
 from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.statistics.collapse import Rule, detect
+from steadymoe.bench.statistics.collapse import Rule, judge
 from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.support.text import visible
@@ -101,7 +101,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
                 checkpoint.save(recorded.kept(step), trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(recorded.folder, "steps")
-    collapse = detect(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout)
+    collapse = judge(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout).collapse
     if diverged is None and collapse is not None:
         diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
     recorded.end(diverged, tokens=int(steps["tokens_sampled"].sum()))

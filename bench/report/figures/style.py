@@ -29,6 +29,8 @@ from steadymoe.bench.support.text import as_recorded
 ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
 # In inches: a character, a line of text, the handle of a legend's entry with its padding, a legend of one line.
 _CHARACTER, _LINE, _HANDLE, _ONE_LINE = 0.05, 0.11, 0.45, 0.22
+# Intervals that stand side by side cover a range of this factor on the x axis.
+_SPREAD = 1.12
 # The number of steps over which each seed's curve is averaged before seeds are averaged.
 SMOOTHED_OVER = 5
 FIGURE_STYLE: Any = {
@@ -241,6 +243,30 @@ def dot(
     mark: Any = replace(look, fill="none" if is_open else "full").mark  # here the fill is no part of an arm's look
     axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
     note(axis, name, pd.DataFrame([numbers]), panel)
+
+
+def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float, panel: str = "") -> pd.Series:
+    """Draw means with their intervals, joined; return where they stand on the x axis.
+
+    They are moved by ``shift``, −½ to ½, so that the intervals of several lines at one x stand side by side; ``data``:
+    x, mean, low, high, n.
+    """
+    x = data["x"]
+    places = x * _SPREAD**shift if x.min() > 0 else x + 0.02 * shift * x.max()
+    axis.vlines(places, data["low"], data["high"], color=look.colour, linewidth=0.8)
+    marks: Any = {"linestyle": look.dashes, "linewidth": 1.2, "markersize": 4, "markeredgewidth": 0.7, **look.mark}
+    axis.plot(places, data["mean"], label=name, color=look.colour, **marks)
+    note(axis, name, data[["x", "mean", "low", "high", "n"]], panel)
+    return places
+
+
+def ticks_at(axis: Axes, values: Iterable[float], log: bool) -> None:
+    """Label the x axis, logarithmic if ``log``, with these values alone."""
+    if log:
+        axis.set_xscale("log")
+    occurring = sorted(set(values))
+    axis.set_xticks(occurring, numbers(occurring))
+    axis.set_xticks([], minor=True)
 
 
 def wrapped(names: Iterable[str], width: float = 1.5) -> list[str]:
