@@ -305,7 +305,7 @@ def _written(
     return {
         "name": visible(name),
         "arms": arms,
-        "sentences": tables.sentences(shown),
+        "sentences": tables.sentences(shown) + tables.knowledge_lost(recorded["steps"]),
         "first": tables.headline(shown),
         "caption": tables.HEADLINE_CAPTION,
         "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,

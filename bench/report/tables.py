@@ -400,6 +400,24 @@ def sentences(shown: Shown) -> list[str]:
     return lines
 
 
+def knowledge_lost(steps: pd.DataFrame) -> list[str]:
+    """Return a sentence on the arms that end below their start on every seed, decoded greedily; none for one seed.
+
+    Sampled accuracy can fall with what the policy knows unharmed, because it falls with rising entropy.
+    """
+    runs = pd.DataFrame({how: run_numbers(steps, "eval_greedy", how, ("arm", "seed")) for how in ("first", "end")})
+    arms = runs.assign(is_lower=runs["end"] < runs["first"]).groupby("arm")
+    arms = arms.agg(first=("first", "mean"), end=("end", "mean"), is_lower=("is_lower", "all"), n=("first", "size"))
+    lost = arms[arms["is_lower"] & (arms["n"] > 1)]
+    if lost.empty:
+        return []
+    rates = steps["learning_rate"].unique()
+    where = f"At a learning rate of {rates[0]:g} " if len(rates) == 1 else ""
+    named = _named([f"{arm} ({row['first']:.2f} to {row['end']:.2f})" for arm, row in lost.iterrows()], "arms")
+    verb = "ends" if len(lost) == 1 else "end"
+    return [f"{where}{named} {verb} below the start on every seed, decoded greedily."]
+
+
 def _lead(row: pd.Series) -> str:
     """Return how far the best arm is ahead of the next one, the arm of ``row``, and whether that is decided."""
     second, behind, n = f"{row['arm']}, the next arm", row["final reward, difference"], row["n"]

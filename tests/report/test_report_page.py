@@ -330,6 +330,28 @@ def test_the_headline_says_who_leads_whether_it_is_decided_and_what_collapsed() 
     assert "leads" not in " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7])))
 
 
+def test_the_headline_names_arms_that_lost_what_the_start_knew() -> None:
+    """Those below their start on every seed, decoded greedily; sampled accuracy says nothing about that."""
+
+    def steps_of(metric: str = "eval_greedy", **ends: list[float]) -> pd.DataFrame:
+        rows = [
+            (arm, seed, step, metric, 0.5 if step == 0 else end, 4e-4)
+            for arm, values in ends.items()
+            for seed, end in enumerate(values)
+            for step in (0, 8)
+        ]
+        return pd.DataFrame(rows, columns=["arm", "seed", "step", "metric", "value", "learning_rate"])
+
+    ends = {"lost": [0.1, 0.3], "mixed": [0.1, 0.6], "level": [0.5, 0.5], "once": [0.1]}
+    (said,) = tables.knowledge_lost(steps_of(**ends))
+    assert said.startswith("At a learning rate of 0.0004 lost (0.50 to 0.20) ends below")
+    other = steps_of(also=[0.4, 0.4]).assign(learning_rate=1e-4)
+    (said,) = tables.knowledge_lost(pd.concat([steps_of(**ends), other]))
+    assert said.startswith("also (0.50 to 0.40), lost (0.50 to 0.20) end below")
+    assert tables.knowledge_lost(steps_of(**ends, metric="eval_accuracy")) == []
+    assert tables.knowledge_lost(steps_of(level=[0.5, 0.5])) == []
+
+
 def test_fewer_than_five_seeds_decide_nothing_and_equal_arms_are_level() -> None:
     said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.3, 0.4, 0.52], c=[0.1, 0.2, 0.3])))
     assert "n = 3, on every seed; three seeds decide nothing." in said
