@@ -39,9 +39,11 @@ CAPTION = (
     f"one rollout, at four times the best rate of {REFERENCE}, where old rollouts do harm. Mismatch: noise on the "
     "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
     "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). Sampled and greedy: "
-    "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. A loss has the "
-    f"advantage of {REFERENCE}; a recipe has another, or corrections. With state: a loss that remembers other batches, "
-    "so that it can hide a schedule."
+    "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. Headroom: the "
+    "bearable rate in multiples of the rate that is best for the loss itself (the top of a parabola through its "
+    "highest level and both neighbours); smaller steps at every rate raise what a loss bears and not its headroom. "
+    f"A loss has the advantage of {REFERENCE}; a recipe has another, or corrections. With state: a loss that "
+    "remembers other batches, so that it can hide a schedule."
 )
 
 
@@ -127,9 +129,15 @@ def standings(board: Path) -> list[Standing]:
 
 def rows(found: Sequence[Standing]) -> pd.DataFrame:
     """Return a row for each loss: kind, three numbers, level, whose numbers they are."""
-    table = outcomes.table([each.score for each in found]).drop(columns="best rate")
+    table = outcomes.table([each.score for each in found]).drop(columns=["best rate", outcomes.OWN])
     table.insert(1, "kind", [each.kind for each in found])
     return table.assign(numbers=[visible(each.numbers) for each in found])
+
+
+def headroom(found: Sequence[Standing]) -> pd.DataFrame:
+    """Return what each loss bears of the learning rate beside the rate that is best for it."""
+    table = outcomes.table([each.score for each in found])
+    return table[["loss", f"{RATE.name} × {REFERENCE}", "best rate", outcomes.OWN]]
 
 
 def history(found: Sequence[Standing]) -> pd.DataFrame:
@@ -182,6 +190,7 @@ def write_board(board: Path) -> list[Path]:
     lines += refuted(board)
     groups = {"Losses": table[table["kind"] == "loss"], "Recipes": table[table["kind"] == "recipe"]}
     groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}
+    groups["Headroom"] = headroom(found)
     groups["The best so far"] = history(found)
     paths = draw(profile(known), board, "profile")
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
