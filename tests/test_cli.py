@@ -13,7 +13,6 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 from test_execute import SMALL
 
 from steadymoe.bench import cli, schema
-from steadymoe.bench.runs import compose, dry, execute, fits, identity, launch, progress, record, validate
+from steadymoe.bench.runs import compose, execute, fits, identity, launch, progress, record, validate
 from steadymoe.bench.support import atomic_files, revision
 from steadymoe.models import build
 
@@ -263,11 +262,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert steadymoe(monkeypatch, *words) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0] == "4 runs: 4 to run"
-    assert said[1].startswith("minutes: about ")
-    assert "a rough estimate: 4 of 4 runs at the pace of reference runs" in said[1]
-    monkeypatch.setattr(dry, "_REFERENCE", tmp_path / "a wheel has none")
-    assert steadymoe(monkeypatch, *words) == 0
-    assert "minutes: unknown" in capfd.readouterr().out
+    assert said[1].startswith("minutes: unknown")
     assert files() == {}
     monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
@@ -295,32 +290,6 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert steadymoe(monkeypatch, *words, "rollout.responses=16") == 0
     assert "minutes: unknown" in capfd.readouterr().out
     assert files() == before
-
-
-def test_the_pace_of_a_first_run_is_guessed_from_the_most_alike_reference_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dry, "_REFERENCE", tmp_path)
-    columns = ["model", "task", "prompts", "responses", "updates_per_rollout", "steps", "wall_seconds"]
-    rows = [
-        ("micro", "chain", 16, 8, 4, 10, 100.0),  # 10 seconds a step
-        ("micro", "chain", 16, 8, 4, 10, 120.0),
-        ("micro", "chain", 16, 8, 4, 10, 900.0),  # another process was at work: the median is 12
-        ("micro", "chain", 32, 8, 8, 10, 1000.0),
-        ("micro", "sort", 16, 8, 4, 10, 500.0),
-        ("flat", "chain", 16, 8, 4, 10, 7000.0),
-    ]
-    (tmp_path / "recorded").mkdir()
-    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "recorded" / "runs.parquet")
-
-    def pace(*words: str) -> float | None:
-        (run,) = compose.plan(["model=micro", "task=chain", "rollout.responses=8", *words])
-        return dry._guess(*dry._size(run), dry._reference())
-
-    assert pace("rollout.prompts=16", "updates_per_rollout=4") == pytest.approx(12)
-    assert pace("rollout.prompts=32", "updates_per_rollout=8") == pytest.approx(100)
-    assert pace("rollout.prompts=64", "updates_per_rollout=4", "task=sort") == pytest.approx(4 * 50)
-    assert pace("model=deep") is None
 
 
 def test_the_status_of_a_folder_that_is_not_there_is_no_success(

@@ -82,13 +82,13 @@ def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: C
     words = ["algorithm=grpo,gspo", "model=micro", "experiment_name=x", f"results_dir={tmp_path}"]
     compose.plan([*words, "seed=0"], True)  # fills the caches of this process
     calls.of(hydra, "compose")
-    calls.of(dry, "_guess")
+    calls.of(dry, "_paces")
     calls.of(importlib.metadata, "version")
     counted = [
         calls.during(lambda n=n: dry.lines(compose.plan([*words, f"seed=range({n})"], True), 0, 1)) for n in (5, 30)
     ]
     assert counted[0] == counted[1]
-    assert counted[0]["_guess"] == 1
+    assert counted[0]["_paces"] == 1
 
 
 @pytest.mark.parametrize(

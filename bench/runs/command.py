@@ -13,6 +13,7 @@ from filelock import Timeout
 from steadymoe.bench.runs import (
     branch,
     compose,
+    dry,
     identity,
     launch,
     lifecycle,
@@ -57,8 +58,6 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     states = refuse_others(requested, may_redo=flags.redo)
     runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
-        from steadymoe.bench.runs import dry  # pandas, which no other command needs
-
         processes = at_once(flags.overrides, flags.multirun)
         _print(*_notes(runs), *dry.lines(runs, len(requested) - len(runs), processes))
         _print(*shortened(dry.plan(runs, states)))
