@@ -477,7 +477,7 @@ def _read_rows(folder: Path, table: str) -> list[Row]:
         return []
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # torn by a kill
-    return [json.loads(line) for line in lines]
+    return [regular_files.parse_json(line) for line in lines]
 
 
 def own_columns(folder: Path) -> list[str]:

@@ -25,6 +25,7 @@ from steadymoe.algorithms.ops import aggregate
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
+from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint, optimizers
 from steadymoe.bench.training.forward import Sequences, forward, router_losses
@@ -183,15 +184,16 @@ def _keep(partial: Path, model: PreTrainedModel, optimizer: Optimizer, checks: C
 
 
 def _resume(partial: Path, model: PreTrainedModel, optimizer: Optimizer) -> Checks:
-    """Restore what ``_keep`` wrote and return its checks; none where there is no such file, or a damaged one."""
+    """Restore what ``_keep`` wrote and return its checks; none without such a file, and, with a line, of a bad one."""
     try:
         tensors, metadata = checkpoint.read_tensors(partial)
         checks = [(int(update), float(accuracy)) for update, accuracy in json.loads(metadata["checks"])]
-    except (OSError, KeyError, TypeError, ValueError):
-        return []
-    try:
         checkpoint.restore_training(model, optimizer, tensors)
-    except KeyError:  # written before a checkpoint named the parameters of its moments
+    except FileNotFoundError:
+        return []
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        why = visible(f"{partial} cannot be used: {error}")
+        print(f"steadymoe: the cold start begins again, because {why}", file=sys.stderr)
         return []
     return checks
 

@@ -417,7 +417,9 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     assert "raise cold_start.max_updates" in json.loads((missed.folder / "run.json").read_text())["error"]
 
 
-def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["cold_start.check_every=4", "cold_start.accuracy_low=0.95", "cold_start.max_updates=16"]
     config = planned(tmp_path, *words, "cold_start.batch_size=4").config
     task = instantiate(config.task)
@@ -448,6 +450,7 @@ def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> 
         assert torch.equal(one, other)
     (tmp_path / "halted").write_bytes(b"torn")
     assert made_in(tmp_path / "halted")[1] == [4, 8, 12, 16], "a damaged one begins anew"
+    assert capsys.readouterr().err.count("the cold start begins again, because") == 1
 
 
 def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves_nothing_behind(
