@@ -199,11 +199,6 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
     return state
 
 
-def damage(folder: Path) -> str | None:
-    """Return why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
-    return read_state(folder).damage
-
-
 def status(folder: Path) -> str:
     """Return the status of a run, as ``State`` lists them."""
     return read_state(folder).status

@@ -85,7 +85,7 @@ def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
     inflict, why = DAMAGES[damage]
     inflict(folder)
     assert record.status(folder) == "damaged"
-    assert why in str(record.damage(folder))
+    assert why in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
     assert why in told[1]
@@ -294,7 +294,7 @@ def test_a_run_file_that_may_not_be_read_is_damage(
         return opened(path, *most)
 
     monkeypatch.setattr(regular_files, "opened", refuses)
-    assert "Permission denied" in str(record.damage(folder))
+    assert "Permission denied" in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
     assert "again: steadymoe run" in told[2]
