@@ -8,6 +8,8 @@ from typing import Any
 from steadymoe.bench.runs import compose, provenance, record
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.runs.identity import flatten
+from steadymoe.bench.runs.record import States
+from steadymoe.bench.support.text import shortened
 
 # The settings that decide the time of a step. Losses cost little next to a forward, so an algorithm counts only with
 # its ``sampling``.
@@ -24,27 +26,30 @@ _ACTIONS = {
 }
 
 
-def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]:
-    """Return the runs of a command by status, the minutes of their steps, and the cold starts to train.
+def lines(runs: Sequence[Run], states: States, skipped: int, processes: int | None) -> list[str]:
+    """Return the runs of a command by status, the minutes of their steps, the cold starts to train, and their plan.
 
     ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
     """
-    states = {run.folder: record.read_state(run.folder) for run in runs}
-    counts = Counter(state.status for state in states.values())
+    to_make = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
+    first = summary([states[run.folder] for run in runs], skipped)
+    if not to_make:
+        return [first]
+    unchecked = "losses, models and memory are checked when the command runs, before anything is written"
+    return [first, _minutes(to_make, states, processes), *_cold_starts(to_make), unchecked, *shortened(_plan(to_make))]
+
+
+def summary(states: Sequence[record.State], skipped: int = 0) -> str:
+    """Return how many runs there are, and what a command does about them."""
+    counts = Counter(state.status for state in states)
     parts = [f"{counts[status]} {_ACTIONS[status]}" for status in sorted(counts)]
     parts += [f"{skipped} skipped"] if skipped else []
-    to_make = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
-    summary = f"{len(runs) + skipped} runs: {', '.join(parts)}"
-    if not to_make:
-        return [summary]
-    unchecked = "losses, models and memory are checked when the command runs, before anything is written"
-    return [summary, _minutes(to_make, states, processes), *_cold_starts(to_make), unchecked]
+    return f"{len(states) + skipped} runs: {', '.join(parts)}"
 
 
-def plan(runs: Sequence[Run], states: Mapping[Path, record.State]) -> list[str]:
-    """Return a line for each run to make: what it is, its learning rate, its folder."""
-    runs = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
+def _plan(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each run: what it is, its learning rate, its folder."""
     names, here = compose.labels(runs), Path.cwd()
     return [
         f"  {name}, learning rate {run.config.optimizer.learning_rate:g}: "
@@ -53,7 +58,7 @@ def plan(runs: Sequence[Run], states: Mapping[Path, record.State]) -> list[str]:
     ]
 
 
-def _minutes(runs: Sequence[Run], states: Mapping[Path, record.State], processes: int | None) -> str:
+def _minutes(runs: Sequence[Run], states: States, processes: int | None) -> str:
     """Return the time of all remaining steps, at the pace of finished runs with the same settings."""
     paces = _paces(Path(runs[0].config.results_dir))
     seconds = 0.0

@@ -176,6 +176,10 @@ class State:
         return self.status in ENDED
 
 
+States = Mapping[Path, State]
+"""Run folder → state."""
+
+
 def read_state(folder: Path) -> State:
     """Read the state of a run from its folder: ``run.json``, lock, and the checksums of its tables."""
     try:

@@ -234,7 +234,8 @@ def _progress(arms: Sequence[Arm], first: dict[str, list[Run]], quick: bool) -> 
     """Return lines on finished and missing runs, and how long the missing ones take at the recorded pace."""
     planned = list({run.folder: run for each in first.values() for run in each}.values())
     at = at_once(arms[0].words(RATE)[1:], True) or 1
-    lines, missing = [f"rate: {dry.lines(planned, 0, at)[0]}"], _missing(planned)
+    states = [record.read_state(run.folder) for run in planned]
+    lines, missing = [f"rate: {dry.summary(states)}"], sum(not state.has_ended for state in states)
     if not quick:
         later = [_missing(runs) for runs in _later(arms)]
         missing += sum(later)
