@@ -17,8 +17,8 @@ from steadymoe.bench.score.standard import DIALS, REFERENCE, Dial
 from steadymoe.bench.support import regular_files
 
 
-def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
-    """Write outcomes and facts of the runs below ``results`` to the folder ``to``; return the paths.
+def record(results: Path) -> list[Path]:
+    """Write outcomes and facts of the runs below ``results`` to the package; return the paths.
 
     A loss counts on a dial if all runs that the standard plans there have ended; of mismatch those at its best rate.
     """
@@ -39,7 +39,7 @@ def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
     found = found.sort_values(["dial", "loss", "rate", "value", "seed"], key=_order, ignore_index=True)
     facts = _facts(tables[DIALS[0]]["runs"], tables)
     texts = {standard.OUTCOMES: found.to_csv(index=False), standard.MADE: json.dumps(facts, indent=1) + "\n"}
-    return write.files(to, texts)
+    return write.files(standard.FOLDER, texts)
 
 
 def _order(column: pd.Series) -> pd.Series:

@@ -60,14 +60,14 @@ MISMATCH = Dial("mismatch", "bearable_mismatch", "strength", at=0.0, at_best_rat
 DIALS = (RATE, STALENESS, MISMATCH)
 
 
-def recorded(folder: Path = FOLDER) -> pd.DataFrame:
+def recorded() -> pd.DataFrame:
     """Return the recorded outcomes (``COLUMNS``): the board's, of the suite's own losses."""
-    return pd.read_csv(folder / OUTCOMES)
+    return pd.read_csv(FOLDER / OUTCOMES)
 
 
-def made(folder: Path = FOLDER) -> dict[str, Any]:
+def made() -> dict[str, Any]:
     """Return what is known of the recorded runs: hashes of GRPO's by dial and value, minutes, machine, date."""
-    return dict(json.loads((folder / MADE).read_text()))
+    return dict(json.loads((FOLDER / MADE).read_text()))
 
 
 def refuse_other_settings(dial: Dial, runs: Sequence[Run]) -> None:
