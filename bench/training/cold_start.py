@@ -84,24 +84,16 @@ def load_or_make(
 
 
 def _damaged(facts: Path, weights: Path) -> str | None:
-    """Return why a cached cold start is not the one that was trained; None if it is, or if there is none.
-
-    One of an earlier version has no checksum; it gets that of its weights.
-    """
+    """Return why a cached cold start is not the one that was trained; None if it is, or if there is none."""
     try:
         outcome = regular_files.read_json(facts)
-        if "error" in outcome:
+        if "error" in outcome or outcome.get("sha256") == _checksum(weights):
             return None
-        checksum = _checksum(weights)
     except FileNotFoundError:
         return "its weights were gone" if os.path.lexists(facts) else None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"it could not be read: {error}"
-    if "sha256" not in outcome:
-        atomic_files.write_json(facts, outcome | {"sha256": checksum})
-    elif outcome["sha256"] != checksum:
-        return f"its weights were damaged, and are kept in {weights.name}.damaged"
-    return None
+    return f"its weights were damaged, and are kept in {weights.name}.damaged"
 
 
 def _checksum(path: Path) -> str:
