@@ -190,9 +190,12 @@ def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
 
 
 def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
-    """Where a run is recorded: ``results_dir/runs/experiment/parts…/seed=…``. Raises ConfigError for a link there."""
+    """Where a run is recorded: ``results_dir/runs/experiment/parts…/seed=…``. Raises ConfigError if it is elsewhere."""
     results = Path(config.results_dir).absolute()
-    folder = results.joinpath("runs", config.experiment_name, *filter(None, parts), f"seed={config.seed}")
+    names = ("runs", config.experiment_name, *filter(None, parts), f"seed={config.seed}")
+    folder = results.joinpath(*names)
+    if any(name in (".", "..") or "/" in name or "\0" in name for name in names):
+        raise ConfigError(f"{folder} is not a folder below {results}")
     if len(os.fsencode(folder)) > _LONGEST_PATH:
         raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
     try:

@@ -18,7 +18,7 @@ from pandas.testing import assert_frame_equal
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
-from steadymoe.bench.runs import compose, execute, outcome, record
+from steadymoe.bench.runs import compose, execute, lifecycle, outcome, record
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint, cold_start, samples
@@ -260,15 +260,18 @@ def test_a_finished_run_is_left_alone_and_another_config_is_refused(
     assert results in finished.folder.parents
 
 
-def test_a_run_that_another_process_ended_while_this_one_waited_for_it_is_left_alone(
+def test_a_run_is_looked_at_under_its_lock_and_left_alone_if_it_has_ended(
     finished: compose.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([record.State("missing", {}, None)])  # what was seen before the lock was taken
     look = record.read_state
-    monkeypatch.setattr(record, "read_state", lambda folder: next(looks, None) or look(folder))
+
+    def under_the_lock(folder: Path) -> record.State:
+        assert lifecycle.is_held(folder), "another process may end the run after this look"
+        return look(folder)
+
+    monkeypatch.setattr(record, "read_state", under_the_lock)
     monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
     assert execute.execute(finished) == "finished"
-    assert next(looks, None) is None, "it was looked at twice"
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
