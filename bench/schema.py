@@ -7,6 +7,7 @@
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib import metadata
@@ -397,23 +398,6 @@ NEUTRAL = _neutral(RunConfig)
 default changes no recorded hash."""
 
 _CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(TuningConfig)
-# Words of pydantic's messages → ours.
-_PLAIN = {
-    "Input should": "must",
-    "Tuple should": "must",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "less than": "below",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid tuple": "a list",
-    "a valid dictionary": "a group of fields",
-    " after validation, not 0": "",
-    " after validation, not 1": "",
-}
 
 
 def read(plain: Mapping[str, Any]) -> RunConfig:
@@ -446,9 +430,7 @@ def _in_one_line(error: ValidationError, *section: str) -> str:
         return f"`{key}` is missing"
     if kind == "kind" and isinstance(first["input"], Mapping):
         return f"`{key}.kind` {first['msg']}, got {first['input']['kind']!r}"
-    if kind in ("dataclass_type", "kind"):
+    if kind in ("dataclass_type", "dict_type", "kind"):
         return f"`{key}` must be a group of fields, got {first['input']!r}"
-    message = first["msg"].removeprefix("Value error, ")
-    for pydantic, plain in _PLAIN.items():
-        message = message.replace(pydantic, plain)
+    message = re.sub(r"^\w+ should", "must", first["msg"].removeprefix("Value error, "))
     return f"`{key}` {message}, got {first['input']!r}" if message.startswith("must") else message

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from steadymoe.bench.report import archive, realism, report_page, tables
-from steadymoe.bench.runs import compose, dry, identity, provenance, status
+from steadymoe.bench.runs import compose, dry, identity, provenance, record, status
 from steadymoe.bench.support import regular_files, source
 
 FEW, MANY = 10, 60
@@ -82,13 +82,16 @@ def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: C
     words = ["algorithm=grpo,gspo", "model=micro", "experiment_name=x", f"results_dir={tmp_path}"]
     compose.plan([*words, "seed=0"], True)  # fills the caches of this process
     calls.of(hydra, "compose")
-    calls.of(dry, "_guess")
+    calls.of(dry, "_paces")
     calls.of(importlib.metadata, "version")
-    counted = [
-        calls.during(lambda n=n: dry.lines(compose.plan([*words, f"seed=range({n})"], True), 0, 1)) for n in (5, 30)
-    ]
+
+    def looked_at(n: int) -> None:
+        runs = compose.plan([*words, f"seed=range({n})"], True)
+        dry.lines(runs, {run.folder: record.read_state(run.folder) for run in runs}, 0, 1)
+
+    counted = [calls.during(lambda n=n: looked_at(n)) for n in (5, 30)]
     assert counted[0] == counted[1]
-    assert counted[0]["_guess"] == 1
+    assert counted[0]["_paces"] == 1
 
 
 @pytest.mark.parametrize(

@@ -191,14 +191,15 @@ def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
 
 def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     """Where a run is recorded: ``results_dir/runs/experiment/parts…/seed=…``. Raises ConfigError if it is elsewhere."""
-    experiment = Path(config.results_dir).absolute() / "runs" / config.experiment_name
-    folder = experiment.joinpath(*(part for part in parts if part), f"seed={config.seed}")
-    if any(part in (".", "..") or "/" in part or "\0" in part for part in folder.parts[len(experiment.parts) - 2 :]):
-        raise ConfigError(f"{folder} is not a folder below {experiment}")
+    results = Path(config.results_dir).absolute()
+    names = ("runs", config.experiment_name, *filter(None, parts), f"seed={config.seed}")
+    folder = results.joinpath(*names)
+    if any(name in (".", "..") or "/" in name or "\0" in name for name in names):
+        raise ConfigError(f"{folder} is not a folder below {results}")
     if len(os.fsencode(folder)) > _LONGEST_PATH:
         raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
     try:
-        return regular_files.refuse_links(folder, Path(config.results_dir).absolute())
+        return regular_files.refuse_links(folder, results)
     except regular_files.NotRegular as error:
         raise ConfigError(str(error)) from error
 

@@ -24,9 +24,6 @@ from steadymoe.bench.training import checkpoint, cold_start, own_metrics, sample
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
-# The config groups whose choices ``run.json`` names.
-_GROUPS = ("algorithm", "correction", "routing", "engine", "model", "task", "optimizer")
-
 
 def execute(run: compose.Run) -> str:
     """Bring a run to its end, from its checkpoint if it has one, and return its status.
@@ -167,7 +164,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     return {
         "status": "running",
         "experiment": config.experiment_name,
-        **{group: run.choices[group] for group in _GROUPS},
+        **{group: run.choices[group] for group in record.GROUPS},
         "axes": run.axes,
         "axes_name": identity.axes_name(run.axes),
         "seed": config.seed,

@@ -192,7 +192,7 @@ def write_board(board: Path) -> list[Path]:
     groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}
     groups["Headroom"] = headroom(found)
     groups["The best so far"] = history(found)
-    paths = draw(profile(known), board, "profile")
+    paths = draw(profile(known[known["loss"].isin(_SHOWN)]), board, "profile")
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
     picture = "![Held-out accuracy over three dials](profile.png)"
     text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{' '.join(map(markdown, lines))}\n\n{CAPTION}\n"
@@ -200,10 +200,9 @@ def write_board(board: Path) -> list[Path]:
     return [*paths, *write.files(board, {"board.md": text, "board.html": html})]
 
 
-def profile(found: pd.DataFrame, losses: Sequence[str] = _SHOWN) -> DataFigure:
-    """Return the picture of some losses over the dials."""
-    ours = found[found["loss"].isin(losses)]
-    return bearable.profile({d.name: (d.levels(ours), d.column, d.at) for d in DIALS if d.name in set(ours["dial"])})
+def profile(found: pd.DataFrame) -> DataFigure:
+    """Return the picture of losses over the dials."""
+    return bearable.profile({d.name: (d.levels(found), d.column, d.at) for d in DIALS if d.name in set(found["dial"])})
 
 
 def draw(drawn: DataFigure, folder: Path, stem: str, suffixes: Sequence[str] = ("png", "svg")) -> list[Path]:

@@ -77,9 +77,10 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def _levels(value: Any) -> int:
-    """Return how deep lists and objects lie in one another; 1 for a plain value."""
-    inner = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(_levels, inner), default=0) if isinstance(value, dict | list) else 1
+    """Return how many lists and objects lie in one another."""
+    if not isinstance(value, (dict, list)):
+        return 0
+    return 1 + max(map(_levels, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame":

@@ -188,6 +188,7 @@ def test_a_wrong_file_is_refused_in_one_line_with_its_row_and_column(tmp_path: P
 
 def test_files_without_rollouts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = {"a.jsonl": (b"{\n", "row 1"), "b.jsonl": (b"[1]\n", "row 1"), "c.jsonl": (b"[" * 60000, "row 1")}
+    contents |= {"deep.jsonl": (b'{"a":' * 40 + b"1" + b"}" * 40, "row 1.*levels")}
     contents |= {"d.parquet": (b"PAR1", "parquet"), "e.pkl": (b"", ".jsonl or .parquet")}
     for name, (content, key) in contents.items():
         (tmp_path / name).write_bytes(content)

@@ -97,7 +97,7 @@ WRONG = {
     "algorithm=grpo algorithm.loss.clip_low=-1": "clip_low",
     "algorithm=grpo algorithm.loss.clip_low=abc": "got 'abc'",
     "algorithm=grpo algorithm.loss.clip=1": "did you mean clip_low?",
-    "algorithm=grpo ~algorithm.loss": "no section loss",
+    "algorithm=grpo ~algorithm.loss": "`algorithm.loss` is missing",
     "algorithm=grpo algorithm.kl.estimator=k9": "`algorithm.kl.estimator` must be 'k1', 'k2' or 'k3'",
     "algorithm=grpo algorithm.loss._target_=my_losses.Nothing": "my_losses.Nothing",
     "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": "got GroupMean",

@@ -126,6 +126,11 @@ THREE = HEADER + "".join(f"{arm},{seed},1,{seed}\n" for arm in "ab" for seed in 
         ({"a.csv": HEADER + "a,0,1,1e200\n"}, ["a.csv"], "a, seed 0 ends with 1e+200"),
         ({"a.csv": HEADER + "a,0,1,1\nb,0,1,2\n"}, ["a.csv"], "a has one seed; a spread needs 3"),
         ({"a.csv": HEADER + "a,0,1,1\n"}, ["a.csv"], "got 1 arms: a"),
+        (
+            {"a.jsonl": '{"value":' * 40 + "1" + "}" * 40 + "\n"},
+            ["a.jsonl"],
+            "line 1: not JSON (it has more than 32 levels",
+        ),
         ({"a.csv": THREE}, ["a.csv", "a.csv"], "a has seed 0 already"),
         ({"a.csv": THREE}, ["--arm", "c", "a.csv"], "c has seed 0 already"),
         ({"a.csv": THREE, "b.csv": "step,loss\n1,2\n"}, ["a.csv", "--arm", "b", "b.csv"], "no column in common"),

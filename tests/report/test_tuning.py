@@ -198,12 +198,12 @@ def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["tuning.rate_factors=[0,1]"], "`tuning.rate_factors.0` must be above 0"),
-        (["tuning.rate_factors=[1,-1]"], "`tuning.rate_factors.1` must be above 0"),
+        (["tuning.rate_factors=[0,1]"], "`tuning.rate_factors.0` must be greater than 0"),
+        (["tuning.rate_factors=[1,-1]"], "`tuning.rate_factors.1` must be greater than 0"),
         (["tuning.rate_factors=[2]"], "`tuning.rate_factors` must have at least 2"),
         (["tuning.rate_factors=[2,2.0]"], "`tuning.rate_factors` must not repeat"),
         (["tuning.seeds=[]"], "`tuning.seeds` must have at least 1"),
-        (["tuning.seeds=[0.5]"], "`tuning.seeds.0` must be a whole number"),
+        (["tuning.seeds=[0.5]"], "`tuning.seeds.0` must be a valid integer"),
         (["tuning.seed=[1]"], "tuning.seeds"),
         (["~tuning"], "`tuning`"),
         (["optimizer.learning_rate=0"], "learning rates above 0"),

@@ -85,7 +85,7 @@ def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
     inflict, why = DAMAGES[damage]
     inflict(folder)
     assert record.status(folder) == "damaged"
-    assert why in str(record.damage(folder))
+    assert why in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
     assert why in told[1]
@@ -234,17 +234,6 @@ def test_a_cold_start_with_a_flipped_bit_is_trained_again(finished: Path, tmp_pa
     assert weights.read_bytes() == before
 
 
-def test_a_cold_start_of_an_earlier_version_gets_its_checksum(finished: Path, tmp_path: Path) -> None:
-    moved(finished, tmp_path)
-    (facts,) = (tmp_path / "cold_starts").glob("*.json")
-    known = json.loads(facts.read_text())
-    facts.write_text(json.dumps({key: value for key, value in known.items() if key != "sha256"}))
-    made = planned(tmp_path, "steps=2", "experiment_name=again")
-    assert execute.execute(made) == "finished"
-    assert json.loads(facts.read_text()) == known
-    assert "rebuilt" not in record.known(made.folder)["cold_start"]
-
-
 def test_a_kept_checkpoint_with_a_flipped_bit_is_not_used(tmp_path: Path) -> None:
     path = interrupted(tmp_path).folder / "checkpoint.safetensors"
     tensors, metadata = checkpoint.read_tensors(path)
@@ -294,7 +283,7 @@ def test_a_run_file_that_may_not_be_read_is_damage(
         return opened(path, *most)
 
     monkeypatch.setattr(regular_files, "opened", refuses)
-    assert "Permission denied" in str(record.damage(folder))
+    assert "Permission denied" in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
     assert "again: steadymoe run" in told[2]

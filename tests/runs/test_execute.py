@@ -18,7 +18,7 @@ from small_runs import PROPORTIONAL, SMALL, assert_same, planned, tables
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
-from steadymoe.bench.runs import compose, execute, outcome, record
+from steadymoe.bench.runs import compose, execute, lifecycle, outcome, record
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint, cold_start, samples
@@ -190,15 +190,18 @@ def test_a_finished_run_is_left_alone_and_another_config_is_refused(
     assert results in finished.folder.parents
 
 
-def test_a_run_that_another_process_ended_while_this_one_waited_for_it_is_left_alone(
+def test_a_run_is_looked_at_under_its_lock_and_left_alone_if_it_has_ended(
     finished: compose.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([record.State("missing", {}, None)])  # what was seen before the lock was taken
     look = record.read_state
-    monkeypatch.setattr(record, "read_state", lambda folder: next(looks, None) or look(folder))
+
+    def under_the_lock(folder: Path) -> record.State:
+        assert lifecycle.is_held(folder), "another process may end the run after this look"
+        return look(folder)
+
+    monkeypatch.setattr(record, "read_state", under_the_lock)
     monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
     assert execute.execute(finished) == "finished"
-    assert next(looks, None) is None, "it was looked at twice"
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
@@ -347,7 +350,9 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     assert "raise cold_start.max_updates" in json.loads((missed.folder / "run.json").read_text())["error"]
 
 
-def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["cold_start.check_every=4", "cold_start.accuracy_low=0.95", "cold_start.max_updates=16"]
     config = planned(tmp_path, *words, "cold_start.batch_size=4").config
     task = instantiate(config.task)
@@ -378,6 +383,7 @@ def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> 
         assert torch.equal(one, other)
     (tmp_path / "halted").write_bytes(b"torn")
     assert made_in(tmp_path / "halted")[1] == [4, 8, 12, 16], "a damaged one begins anew"
+    assert capsys.readouterr().err.count("the cold start begins again, because") == 1
 
 
 def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves_nothing_behind(
