@@ -126,7 +126,7 @@ def _report(arguments: argparse.Namespace) -> int:
     place, experiment = arguments.results, arguments.experiment
     with paper.used(paper.given(arguments)):
         written = report.write(place, experiment, formats, losses, arguments.against, arguments.drift)
-    print(written.ranking)
+    print(written.table)
     for line in [*(f"wrote {path}" for path in written.files), *written.missing]:
         print(visible(line))
     return 0
