@@ -458,7 +458,7 @@ def test_an_option_that_would_change_nothing_is_refused(
     given = {"--format": "svg", "--arms": "grpo"}[option]
     assert steadymoe(monkeypatch, "report", *instead, option, given, "--results", str(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"steadymoe: {option} is for ")
+    assert error.startswith(f"steadymoe: {option} does not go with {instead[0]}")
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 

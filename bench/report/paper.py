@@ -145,13 +145,6 @@ def given(arguments: argparse.Namespace) -> Paper:
     return Paper(arguments.caption, arguments.columns, sheet, names, tuple(own))
 
 
-def refuse(arguments: argparse.Namespace) -> None:
-    """Raise UserError if an option is given where nothing is drawn."""
-    for name in OPTIONS:
-        if getattr(arguments, name) not in (None, False):
-            raise UserError(f"--{name} is for figures and whole reports; leave it out")
-
-
 def _names(text: str) -> dict[str, str]:
     pairs = [item.rpartition("=") for item in text.split(",")]
     names = {old.strip(): visible(new.strip()) for old, _, new in pairs}

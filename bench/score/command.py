@@ -66,13 +66,7 @@ def main(words: list[str]) -> int:
 
 def _parsed(words: list[str]) -> argparse.Namespace:
     """Parse the arguments; exit for --help and for invalid ones."""
-    parser = Parser(
-        prog="steadymoe score",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="steadymoe score", description=_DESCRIPTION, epilog=_EXAMPLES, allow_abbrev=False)
     text = "algorithm=NAME, and algorithm.loss.KEY=VALUE to override numbers of its YAML"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=text)
     parser.add_argument(

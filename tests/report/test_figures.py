@@ -106,7 +106,7 @@ def stale(grow: bool) -> list[dict[str, object]]:
     return [each | {"prompts": 4 * each["updates_per_rollout"] if grow else 32} for each in made]  # type: ignore[operator]
 
 
-def test_each_staleness_has_its_two_by_two_panels() -> None:
+def test_each_staleness_has_a_row_of_panels() -> None:
     metrics = ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
     values = {name: lambda arm, seed, at=at: at * arm["updates_per_rollout"] for at, name in enumerate(metrics, 1)}
     figure = curves.staleness_panels(long_table(values, stale(grow=True), seeds=10))

@@ -159,8 +159,8 @@ def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(folder: P
         (["--style", "odd.mplstyle"], "odd.mplstyle: 'font.siz' is no setting of matplotlib"),
         (["--style", "bad.mplstyle"], "bad.mplstyle: Key font.size: Could not convert 'big' to float"),
         (["--style", "tex.mplstyle"], "text.usetex is not supported"),
-        (["--list", "--columns", "1"], "--columns is for figures and whole reports; leave it out"),
-        (["--keep", "kept", "--names", ""], "--names is for figures and whole reports; leave it out"),
+        (["--list", "--columns", "1"], "--columns does not go with --list"),
+        (["--keep", "kept", "--names", ""], "--names does not go with --keep"),
     ],
 )
 def test_a_wrong_value_is_answered_in_one_line_and_nothing_is_written(

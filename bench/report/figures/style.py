@@ -477,21 +477,28 @@ def leave_room(figure: DataFigure, legends: Sequence[Legend], rows: int) -> None
 def _legend_above(axis: Axes, title: str | None) -> Legend:
     """Add the legend of an axis above its figure or block."""
     parent = axis.figure
+    return _legend(parent, axis, title, parent.bbox.width / parent.dpi, loc="outside upper center")
+
+
+def legend(axis: Axes, title: str | None = None, width: float = ONE_COLUMN) -> Legend:
+    """A legend above its panel, so that it covers no data; an ending common to all labels can be the ``title``."""
+    return _legend(axis, axis, title, width, loc="lower center", bbox_to_anchor=(0.5, 1.0), borderaxespad=0.2)
+
+
+def _legend(parent: Any, axis: Axes, title: str | None, width: float, **place: Any) -> Legend:
+    """Add the legend of an axis to ``parent``, in as many columns as fit into ``width`` inches."""
     handles, labels = axis.get_legend_handles_labels()
-    labels, columns = _in_columns(labels, parent.bbox.width / parent.dpi)
-    return parent.legend(handles, labels, loc="outside upper center", ncols=columns, title=title)
+    ending = f" {title}" if title else ""
+    labels = wrapped([label.removesuffix(ending) for label in labels], width - _HANDLE)
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
+    columns = max(1, min(len(labels), int(width / (_CHARACTER * paper.scale() * longest + _HANDLE))))
+    size = mpl.rcParams["legend.fontsize"]
+    return parent.legend(handles, labels, ncols=columns, title=title, title_fontsize=size, **place)
 
 
 def is_long(name: str) -> bool:
     """Return whether a name needs more than a line in the legend of a figure of one column."""
     return "\n" in wrapped([name], ONE_COLUMN - _HANDLE)[0]
-
-
-def _in_columns(labels: Sequence[str], width: float) -> tuple[list[str], int]:
-    """Return the labels of a legend of this ``width`` in inches, wrapped, and the number of its columns."""
-    lines = wrapped(labels, width - _HANDLE)
-    longest = max((len(line) for label in lines for line in label.split("\n")), default=1)
-    return lines, max(1, min(len(lines), int(width / (_CHARACTER * paper.scale() * longest + _HANDLE))))
 
 
 class _OneNotation(ticker.Formatter):
@@ -521,15 +528,3 @@ def _ticks(axis: Axes) -> None:
             each.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else fewest)
         each.set_major_formatter(_OneNotation())
         each.set_minor_formatter(ticker.NullFormatter())
-
-
-def legend(axis: Axes, title: str | None = None, width: float = ONE_COLUMN) -> Legend:
-    """A legend above its panel, so that it covers no data; an ending common to all labels can be the ``title``."""
-    handles, labels = axis.get_legend_handles_labels()
-    if title is not None:
-        labels = [label.removesuffix(f" {title}") for label in labels]
-    labels, columns = _in_columns(labels, width)
-    place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
-    return axis.legend(
-        handles, labels, ncols=columns, title=title, title_fontsize=mpl.rcParams["legend.fontsize"], **place
-    )
