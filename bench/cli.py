@@ -17,7 +17,7 @@ VERBS = {
     "run": ("runs.command", "train: steadymoe run algorithm=gspo model=tiny seed=0; -m sweeps, --dry prints the plan"),
     "status": ("runs.status", "finished and failed runs, and how to resume"),
     "report": ("report.command", "tables, figures and report.html from recorded runs"),
-    "seeds": ("report.seeds", "how many seeds a difference takes, from your own logs"),
+    "seeds": ("report.seeds", "how many seeds a difference needs, from your own logs"),
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
     "score": ("score.command", "score an algorithm against the recorded baselines of a standard"),
     "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
@@ -32,7 +32,7 @@ def main(run: Callable[[list[str]], int] | None = None) -> None:
     have it, if nobody reads the output any more (``| head``).
     """
     if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
-        _fail("files are read and written in UTF-8, which this locale is not; set PYTHONUTF8=1")
+        _fail("files are read and written as UTF-8, which this locale does not use; set PYTHONUTF8=1")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without π still gets the line
     try:
@@ -68,8 +68,8 @@ def _run(words: list[str]) -> int:
     verb, *rest = words
     if verb in ("-h", "--help"):
         lines = [f"  {name:8}{help_line}" for name, (_, help_line) in VERBS.items()]
-        print("usage: steadymoe VERB ...\n\nIs this RL algorithm stable on MoE models?\n", *lines, sep="\n")
-        print("\nsteadymoe VERB --help explains a verb; steadymoe --version prints version and revision")
+        print("usage: steadymoe COMMAND ...\n\nIs this RL algorithm stable on MoE models?\n", *lines, sep="\n")
+        print("\nsteadymoe COMMAND --help explains a command; steadymoe --version prints version and revision")
         return 0
     if verb == "--version":
         from steadymoe.bench.support import revision  # asking git takes a moment

@@ -76,10 +76,10 @@ RATIOS = {
     "TRL": "TRL",
     "plain transformers": "plain transformers",
     "a loop by hand": "by hand",
-    "the suite with `measure=little`": "ours, little",
-    "… with a row per sequence (`savings.share_prompts=false`)": "no sharing",
-    "… with the old policy's forward (`savings.sampler_as_old=null`)": "old policy's forward",
-    "… with the sampler's distribution (`algorithm=score_centering`)": "distribution",
+    "`measure=little`": "ours, little",
+    "`savings.share_prompts=false`": "no sharing",
+    "`savings.sampler_as_old=null`": "old policy's forward",
+    "`algorithm=score_centering`": "distribution",
 }
 
 
@@ -408,8 +408,8 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     cells = {setting: _cells(each) for setting, each in numbers.items()}
     machines = ", ".join(sorted({each["machine"]["cpu"] for each in numbers.values()}))
     return (
-        f"One thread ({machines}). Medians over blocks of {BLOCK} steps. Rows without a unit say how many times as "
-        "long as the suite with all metrics another trainer takes, with the range over blocks.\n\n"
+        f"One thread ({machines}). Medians over blocks of {BLOCK} steps. Rows without a unit: time over that of the "
+        "suite with all metrics, with the range over blocks.\n\n"
         f"{pd.DataFrame(cells).fillna('').to_markdown(disable_numparse=True)}"
     )
 
@@ -423,8 +423,8 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     cells = {"seconds per step of the suite, all metrics": f"{numbers['seconds'][OURS]:.3f}"}
     cells |= {row: with_range(numbers["beside"][name]) for row, name in RATIOS.items() if name in numbers["beside"]}
     cells["`generate` / our sampling"] = with_range(numbers["generate"])
-    for rate in ("rollout", "training"):
-        cells[f"{rate} tokens/s"] = f"{numbers[f'{rate}_tokens_per_second']:,.0f}"
+    rates = (numbers[f"{rate}_tokens_per_second"] for rate in ("rollout", "training"))
+    cells["tokens/s: rollout, training"] = "/".join(f"{rate:.0f}" for rate in rates)
     stages = ", ".join(numbers["stages"]).replace("_", " ")
     cells[f"% of a step: {stages}"] = "/".join(f"{share * 100:.0f}" for share in numbers["stages"].values())
     return cells

@@ -59,7 +59,7 @@ WRONG = {
     "algorithm=GRPO": "did you mean grpo",
     "+model=micro": "model has a choice already",
     "+seed=1": "seed is in the config already",
-    "seed=interval(0,3)": "seed=interval(0,3) has no end of values",
+    "seed=interval(0,3)": "seed=interval(0,3) never ends",
     "seed=range(0,3,0)": "seed=range(0,3,0) has a step of 0",
     "seed=choice()": "values are swept as a,b,c",
     "optimizer=[1]": "optimizer takes one name, got [1]",
@@ -83,7 +83,7 @@ WRONG = {
     "+optimizer.beta_1=0.5": "unknown key `optimizer.beta_1`",
     "stepz=3": "did you mean steps, ",
     "hydra.nope=3": "Hydra's own settings",
-    "cold_start.path=pyproject.toml": "no safetensors file",
+    "cold_start.path=pyproject.toml": "not a safetensors file",
     "results_dir=/proc/nowhere": "cannot be written",
     "--package=model": "--package=model",
     "-p": "-p",
@@ -272,7 +272,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert said[0] == "4 runs: 1 damaged (rerun; the old files are kept), 1 finished (skipped), 2 to run"
     # Three runs of six steps of 100 seconds, two at once.
     assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of finished runs")
-    assert said[2] == "cold starts: 3 to train, not in these minutes; 0 cached"
+    assert said[2] == "cold starts: 3 to train, not in this estimate; 0 cached"
     for number, line in enumerate(said[4:], start=1):
         assert f"seed={number}, learning rate 0.001: " in line
         assert line.endswith(f"/seed={number}")
@@ -374,7 +374,7 @@ def test_weights_of_another_model_are_refused(
     monkeypatch.chdir(tmp_path)
     save_file({"model.norm.weight": torch.ones(3)}, "other.safetensors")
     assert steadymoe(monkeypatch, "run", "cold_start.path=other.safetensors") == 2
-    assert "not of this model; the first weight that differs is" in capsys.readouterr().err
+    assert "does not fit this model; the first weight that differs is" in capsys.readouterr().err
 
 
 def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_path: Path) -> None:

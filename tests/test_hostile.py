@@ -524,7 +524,7 @@ def test_a_copy_of_a_run_is_no_further_seed(small: Path, tmp_path: Path) -> None
     for copy in copies:
         assert any(f"{copy} (it is a copy of the run in {original})" in line for line in left_out)
     assert "3 damaged" in told
-    assert told.count("it can be removed") == 3
+    assert told.count("you can remove it") == 3
 
 
 def test_tables_of_two_editions_are_no_archive(small: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def load(results: Path, experiment: str) -> Archive:
     if folders:
         return _joined(place, folders)
     if not (place / _TABLE).exists():
-        raise NoAudits(f"there is no audit in {place}; make some: steadymoe audit experiment={experiment}")
+        raise NoAudits(f"there is no audit in {place}; make one: steadymoe audit experiment={experiment}")
     rows = archive.read_kept(place / _TABLE)
     tables.refuse_lacking(rows, place / _TABLE, [*COLUMNS, *ADDED])
     facts = _read(place / _PROVENANCE, {"unfinished": list, "audits": list, "checksum": str})

@@ -93,7 +93,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         for number, audit in enumerate(planned, start=1):
             audit.make(partial(_log, begun, f"audit {number}/{len(planned)}"), arguments.redo)
     except Timeout:
-        return _failed(f"another process makes {audit.folder}")
+        return _failed(f"another process is making {audit.folder}")
     except (ColdStartError, FloatingPointError, ValueError, OSError) as error:
         return _failed(error)
     except KeyboardInterrupt:

@@ -167,7 +167,7 @@ def _refuse_mixed(folder: Path, checksums: Mapping[str, Any]) -> None:
 def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     """Return the tables of an archive. Raises Damaged unless they are whole and of one edition."""
     if (checksums := lifecycle.read(folder / CHECKSUMS, {})) is None:
-        raise Damaged(f"{folder} lacks {CHECKSUMS}: it is of an earlier version of steadymoe")
+        raise Damaged(f"{folder} lacks {CHECKSUMS}: it is from an earlier version of steadymoe")
     paths = {name: folder / f"{name}.parquet" for name in _TABLES if f"{name}.parquet" in checksums}
     _refuse_mixed(folder, checksums)
     if lacking := [name for name in _TABLES if name not in paths and name not in columns.ADDED]:
@@ -176,7 +176,7 @@ def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     for name in {"runs", "steps", "histograms"} & {name for name in tables if "optimizer" not in tables[name]}:
         tables[name] = tables[name].assign(optimizer=USUAL_OPTIMIZER)
     if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
-        raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is of an earlier version of steadymoe")
+        raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is from an earlier version of steadymoe")
     if why := next(_wrong(tables), None):
         raise Damaged(f"{folder}: {why}")
     return tables
@@ -202,7 +202,7 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
             yield f"{name}: no two rows may have the same {', '.join(_UNIQUE[name])}"
     runs, steps = tables["runs"], tables["steps"]
     if not set(runs["status"]) <= set(record.ENDED):
-        yield "runs has one that has not ended"
+        yield "runs has a run that has not ended"
     if (
         runs[[*ARM_KEYS, "arm", "origin", "collapse_rule"]].isna().any(axis=None)
         or runs["arm"].str.len().max() > _LONGEST_ARM
@@ -215,7 +215,7 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
         yield "runs has a run without a reward"
     for text in runs["collapse_rule"].unique():
         if record.rule(_object(text)) is None:
-            yield f"runs: {text[:80]!r} is no rule of collapse"
+            yield f"runs: {text[:80]!r} is not a collapse rule"
     if not all(_object(text) for text in runs["config"].dropna().unique()):
         yield "runs: config must be JSON"
 
@@ -248,7 +248,7 @@ def refuse_to_lose(runs: pd.DataFrame, experiment: str, to: Path) -> None:
     if lost := sorted(old - new):
         algorithm, axes, seed = lost[0][1], lost[0][-2], lost[0][-1]
         raise UserError(
-            f"{path.parent} holds {len(lost)} of its {len(old)} runs alone (the first: "
+            f"{path.parent} has the only copy of {len(lost)} of its {len(old)} runs (the first: "
             f"{' '.join(filter(None, (algorithm, axes)))} seed={seed}); run them here, or move that folder away"
         )
 
@@ -324,7 +324,7 @@ def damaged(results: Path, experiment: str) -> dict[Path, str]:
     """Return damaged run folder of an experiment → reason. Tables and figures leave these runs out."""
     place = results / "runs" / experiment
     if place.is_symlink():
-        return {place: "it is a link, and no link in a results folder is followed"}
+        return {place: "it is a link; links in a results folder are not followed"}
     return {folder: state.damage for folder, state in _states(results, experiment).items() if state.damage is not None}
 
 

@@ -13,7 +13,7 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
 
   steadymoe report                                  # every experiment
   steadymoe report --experiment quickstart          # one experiment, with every figure that its runs allow
-  steadymoe report --experiment mine,quickstart     # joined in one table; results/reference/quickstart: of that folder
+  steadymoe report --experiment mine,quickstart     # joined in one table; or results/reference/quickstart
   steadymoe report --list                           # every figure, and whether its data are on disk
   steadymoe report --figure fig05 --format pdf      # one figure, from its own experiment
   steadymoe report --figure overview --experiment first --arms grpo,gspo

@@ -127,7 +127,7 @@ def refuse_unknown(arms: pd.DataFrame) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add ``OPTIONS``."""
-    parser.add_argument("--caption", action="store_true", help="draw captions into the images, not into files beside")
+    parser.add_argument("--caption", action="store_true", help="draw captions into the images, not into text files")
     parser.add_argument(
         "--names",
         metavar="A=X,B=Y",
@@ -180,7 +180,7 @@ def _read_sheet(path: Path) -> dict[str, Any]:
         lines = regular_files.read_bytes(path).decode().splitlines()
         keys = [key.strip() for line in lines if (key := line.partition("#")[0].partition(":")[0]).strip()]
         if unknown := [key for key in keys if key not in mpl.rcParams]:  # matplotlib itself only warns
-            raise ValueError(f"{unknown[0]!r} is no setting of matplotlib")
+            raise ValueError(f"{unknown[0]!r} is not a matplotlib setting")
         return dict(mpl.rc_params_from_file(path, fail_on_error=True, use_default_template=False))
     except (OSError, ValueError) as error:
         raise UserError(f"--style: {visible(path)}: {visible(' '.join(str(error).split()))}") from error

@@ -23,7 +23,7 @@ from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import shortened, visible
 
 _DESCRIPTION = """\
-Say how many seeds a difference of two arms takes, paired and unpaired, from your own logs (.csv or .jsonl).
+Say how many seeds a difference of two arms needs, paired and unpaired, from your own logs (.csv or .jsonl).
 
   steadymoe seeds --arm grpo grpo-seed*.csv --arm gspo gspo-seed*.csv --metric reward   # a file for each run
   steadymoe seeds runs.csv --last 0.1       # one file with the columns arm, seed, step and value
@@ -109,7 +109,7 @@ def ends(logs: Logs, last: float = 0.0) -> dict[str, pd.Series]:
         raise UserError(f"2 to {MAX_ARMS} arms and up to {MAX_RUNS} runs are compared, got {len(arms)} arms: {some}")
     if few := [arm for arm, seeds in arms.items() if len(seeds) < MIN_FOR_INTERVAL]:
         count = len(arms[few[0]])
-        need = f"a spread needs {MIN_FOR_INTERVAL}, in a column seed or as a file for each"
+        need = f"a spread needs {MIN_FOR_INTERVAL}, in a column seed or one file each"
         raise UserError(f"{few[0]} has {'one seed' if count == 1 else f'{count} seeds'}; {need}")
     return {arm: pd.Series(seeds) for arm, seeds in arms.items()}
 
@@ -171,7 +171,7 @@ def read(files: Sequence[tuple[str | None, Path]], metric: str | None = None, st
     if not logs.values:
         raise UserError(f"the logs hold no {value}")
     if logs.repeated:
-        logs.notes.append(f"{logs.repeated} values stand at a step that their run already had; the later one counts")
+        logs.notes.append(f"{logs.repeated} values repeat a step of their run; the later one counts")
     lasts = {run: max(by_step) for run, by_step in logs.values.items()}
     if min(lasts.values()) < max(lasts.values()):
         run = min(lasts, key=lambda run: lasts[run])
@@ -254,13 +254,13 @@ def _text(cell: Any) -> str:
 def _parser() -> Parser:
     parser = Parser(prog="steadymoe seeds", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("logs", nargs="*", type=Path, metavar="FILE", help="logs that name their arms")
-    arm = "the logs of an arm, a file for each run or one with a column seed; repeatable"
+    arm = "an arm's logs: one file per run, or one file with a column seed; repeatable"
     parser.add_argument("--arm", action="append", nargs="+", default=[], metavar=("NAME", "FILE"), help=arm)
     parser.add_argument("--metric", metavar="COLUMN", help="the column to compare (default: value, or the only one)")
     parser.add_argument("--step", metavar="COLUMN", help="the column of steps (default: step, _step, global_step, …)")
-    last = "the mean of this last share of a run's values instead of its last value"
+    last = "use the mean of this last share of a run's values instead of the last one"
     parser.add_argument("--last", type=_up_to(1), default=0.0, metavar="SHARE", help=last)
-    effect = "a difference to find; repeatable (default: 0.02, 0.03, 0.05)"
+    effect = "a difference to detect; repeatable (default: 0.02, 0.03, 0.05)"
     parser.add_argument("--difference", type=_up_to(_LARGEST), action="append", metavar="X", help=effect)
     return parser
 

@@ -59,7 +59,7 @@ def check(start: Start) -> None:
     except FileNotFoundError as error:
         raise ValueError(f"start_from: there is no run in {start.trunk}") from error
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"start_from: {facts} is not of a run") from error
+        raise ValueError(f"start_from: {facts} is not that of a run") from error
     if steps < start.step:
         raise ValueError(f"start_from: the run in {start.trunk} has {steps} steps, fewer than {start.step}")
     if not start.checkpoint.is_file():

@@ -149,7 +149,7 @@ def own(words: Sequence[str]) -> list[str]:
 def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return one config, its values unchecked, and the chosen name of each group. Raises ConfigError."""
     if several := overrides.swept(words):
-        raise ConfigError(f"{several[0]} has several values, and one config is asked for")
+        raise ConfigError(f"{several[0]} has several values; give one")
     with overrides.composing(words):
         return _named(words)
 

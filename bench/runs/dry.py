@@ -79,7 +79,7 @@ def _cold_starts(runs: Sequence[Run]) -> list[str]:
     configs = [run.config for run in runs if run.config.has_own_cold_start]
     files = {Path(config.results_dir) / "cold_starts" / f"{config.cold_start_fingerprint}.json" for config in configs}
     absent = sum(not file.exists() for file in files)
-    return [f"cold starts: {absent} to train, not in these minutes; {len(files) - absent} cached"] if files else []
+    return [f"cold starts: {absent} to train, not in this estimate; {len(files) - absent} cached"] if files else []
 
 
 def _paces(results: Path) -> dict[str, list[float]]:

@@ -292,7 +292,7 @@ def _weights(key: str, path: Path, model: PreTrainedModel, prefix: str = "") -> 
         with safe_open(path, framework="pt") as file:
             held = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{key}: {path} is no safetensors file ({error})") from error
+        raise ValueError(f"{key}: {path} is not a safetensors file ({error})") from error
     found: dict[int, bool] = {}
     names = {}
     for name, weight in model.named_parameters(remove_duplicate=False):  # a tied weight is held under one name
@@ -300,4 +300,4 @@ def _weights(key: str, path: Path, model: PreTrainedModel, prefix: str = "") -> 
         names[id(weight)] = name
     wrong = [names[key] for key, is_found in found.items() if not is_found]
     if wrong:
-        raise ValueError(f"{key}: {path} is not of this model; the first weight that differs is {wrong[0]}")
+        raise ValueError(f"{key}: {path} does not fit this model; the first weight that differs is {wrong[0]}")

@@ -74,7 +74,7 @@ def launch(runs: Sequence[Run], words: Sequence[str], multirun: bool) -> None:
             _launch(paths, config, context)
             break
         except TerminatedWorkerError:
-            further = "the sweep goes on" if left else "once too often; rerun the command to resume"
+            further = "the sweep continues" if left else "too many times; rerun the command to resume"
             print(f"steadymoe: a worker was killed (out of memory?); {further}", file=sys.stderr)
     shutil.rmtree(folder)  # not after an error: a cluster may still begin jobs
 

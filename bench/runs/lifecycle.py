@@ -48,7 +48,7 @@ def read(file: Path, fields: Fields) -> dict[str, Any] | None:
         raise Damaged(f"{file} holds {type(facts).__name__}, not facts")
     wrong = next((place for place, kind in fields.items() if not is_a(at(facts, place), kind)), None)
     if wrong is not None:
-        raise Damaged(f"{file} has no proper {wrong}")
+        raise Damaged(f"{file} has no valid {wrong}")
     return facts
 
 

@@ -175,7 +175,7 @@ def _values(overrides: Sequence[str], words: Sequence[str]) -> dict[str, list[st
             continue
         values = each.value()
         if isinstance(values, IntervalSweep):
-            raise ConfigError(f"{word} has no end of values; list some, {key}=1,2,3, or use range(first,end,step)")
+            raise ConfigError(f"{word} never ends; list values, {key}=1,2,3, or use range(first,end,step)")
         if isinstance(values, RangeSweep) and values.step == 0:
             raise ConfigError(f"{word} has a step of 0")
         # Hydra would make a list of a range to shuffle it.
@@ -334,7 +334,7 @@ def _plain(message: str, words: Sequence[str]) -> str:
         return f"{lacks}; {_choices(key, words)}"
     if wrong := re.search(r"Error merging override (\S+)", message):
         key = key_of(wrong[1])
-        return f"`{key}` holds something else than {wrong[1].partition('=')[2]}: see {_HELP} for its fields"
+        return f"`{key}` cannot hold {wrong[1].partition('=')[2]}; see {_HELP} for its fields"
     if added := re.search(r"An item is already at '([^']+)'", message):
         return f"{added[1]} is in the config already; leave + out: {added[1]}=VALUE"
     return message

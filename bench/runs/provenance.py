@@ -79,12 +79,12 @@ def difference(facts: Mapping[str, Any]) -> Difference:
     if not recorded:
         unknown = "its code was not found"
     elif (now := code_hash(config)) is None:
-        unknown = "its code is not at hand; STEADYMOE_PATH says where your own is"
+        unknown = "its code is missing; set STEADYMOE_PATH to the folder of your own code"
     elif now != recorded:
         code = "other code of its algorithm, task or engine"
     for module, before in (facts.get("metrics") or {}).items():
         if (now_metrics := _hash_of([module])) is None:
-            unknown = unknown or "the code of its metrics is not at hand; STEADYMOE_PATH says where your own is"
+            unknown = unknown or "the code of its metrics is missing; set STEADYMOE_PATH to the folder of your own code"
         elif now_metrics != before:
             code = code or "other code of its metrics"
     if unknown is None and training != TRAINING_VERSION:

@@ -89,7 +89,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     """Return the ``run.json`` of a run folder, or None without one. Raises Damaged (a ValueError) if it is no run's."""
     facts = lifecycle.read(folder / "run.json", _FIELDS)
     if facts is not None and (why := _wrong(facts)) is not None:
-        raise Damaged(f"{folder / 'run.json'} has no proper {why}")
+        raise Damaged(f"{folder / 'run.json'} has no valid {why}")
     return facts
 
 
@@ -115,7 +115,7 @@ def _wrong(facts: dict[str, Any]) -> str | None:
         return "config.collapse"
     lost = facts["diverged"] is not None and facts["config"]["steps"] - facts["diverged"]["step"]
     if not 0 <= lost <= _MAX_STEPS:
-        return "diverged: it lies outside of the run"
+        return "diverged: it lies outside the run"
     longest = dict.fromkeys(_NAMES, _LONGEST_NAME)
     for name, value in facts.items():
         if not _is_plain(value, longest.get(name, _LONGEST)):
@@ -260,7 +260,7 @@ def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
             continue  # recorded before the suite had this table
         try:
             if checksum(path) != recorded.get(table):
-                return f"{path.name} is not as the run wrote it"
+                return f"{path.name} has changed since the run wrote it"
         except FileNotFoundError:
             return f"there is no {path.name}"
         except OSError as error:

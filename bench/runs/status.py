@@ -47,7 +47,7 @@ def lines(results: Path) -> list[str]:
     folders = sorted(path for path in place.glob("*") if path.is_dir() and not path.is_symlink())
     by_experiment = {folder: states for folder in folders if (states := states_of(folder))}
     links = sorted(path for path in place.glob("*") if path.is_symlink())
-    lines = [f"{visible(path)} is a link, and no link in a results folder is followed" for path in links]
+    lines = [f"{visible(path)} is a link; links in a results folder are not followed" for path in links]
     for folder in folders:
         plan, why = lifecycle.planned(folder)
         if why is not None:
@@ -83,7 +83,7 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             if command is not None and command not in of_several:  # it stands above already
                 lines.append(f"    {_shown('again', command, folder)}")
             elif command is None:
-                lines.append(f"    no command is known that makes it; it can be removed: {visible(run)}")
+                lines.append(f"    no known command makes it; you can remove it: {visible(run)}")
         elif run in stale:
             lines.append(f"  stale: {where} ({visible(stale[run])})")
             lines.append(f"    {_shown('again', f'{command} --redo', folder)}")
@@ -102,7 +102,7 @@ def _shown(what: str, command: str, experiment: Path) -> str:
     """Return ``what: command`` for a command to paste; one that another folder's file names is quoted, as data."""
     if _is_ours(command, experiment.parents[1]):
         return f"{what}: {visible(command)}"
-    return f"{what}, recorded elsewhere, read it before you run it: {shlex.quote(visible(command))}"
+    return f"{what}, recorded elsewhere; read it before you run it: {shlex.quote(visible(command))}"
 
 
 def _is_ours(command: str, results: Path) -> bool:

@@ -77,12 +77,12 @@ def _relations(config: RunConfig) -> None:
         )
     for name, replay in _OF_REPLAYS.items():
         if (getattr(routing, name) is None) == (routing.replay == replay):
-            raise ConfigError(f"routing.{name} is a number under routing={replay} and left out elsewhere")
+            raise ConfigError(f"routing.{name} is a number with routing={replay}; leave it out otherwise")
     if routing.lag_trigger is not None and routing.replay != "lagged":
         raise ConfigError("routing.lag_trigger switches routing=lagged on; leave it out elsewhere")
     updates = config.steps * config.updates_per_rollout
     if routing.lag is not None and routing.lag >= updates:
-        raise ConfigError(f"routing.lag={routing.lag}: in a run of {updates} updates no weights are so old; lower it")
+        raise ConfigError(f"routing.lag={routing.lag}: in a run of {updates} updates no weights are that old; lower it")
     if routing.replay == "pr2" and config.updates_per_rollout < 2:
         raise ConfigError("routing=pr2 learns from a rollout's second update on; use updates_per_rollout of 2 or more")
     if routing.replay == "pr2" and config.optimizer.kind != "adamw":
@@ -112,7 +112,7 @@ def _places(config: RunConfig) -> None:
     while not place.exists():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"results_dir={config.results_dir} cannot be written: {place} is no writable folder")
+        raise ConfigError(f"results_dir={config.results_dir} cannot be written: {place} is not a writable folder")
     if config.log is not None:
         try:
             version(config.log)  # an import would also accept a folder of this name

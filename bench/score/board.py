@@ -92,7 +92,7 @@ def entries(board: Path) -> list[Entry]:
     found = [entry.read(path.parent) for path in sorted(board.glob(f"*/{ABOUT}"))]
     names = [each.name for each in found] + list(standard.recorded()["loss"].unique())
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadEntry(f"two entries of the board are called {twice[0]}")
+        raise BadEntry(f"two entries of the board are named {twice[0]}")
     return found
 
 

@@ -24,7 +24,7 @@ from steadymoe.bench.support.text import visible
 
 _RESULTS = Path("results")
 _DESCRIPTION = """\
-Score an algorithm: how much stress it bears, in multiples of GRPO's. Checks it, trains it beside
+Score an algorithm: how much stress it bears, in multiples of GRPO's. Checks it, trains it next to
 GRPO and GSPO over learning rates, then over updates per rollout and over noise on the sampler.
 Only what is missing runs, so the same command resumes an interrupted score. Prints a table and
 writes a page to results/scores/."""
@@ -32,7 +32,7 @@ _EXAMPLES = """\
 examples:
   steadymoe score algorithm=vespo --quick      under ten minutes on two cores: the rate, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
-  steadymoe score algorithm=vespo              the whole score, about half an hour beside its anchors
+  steadymoe score algorithm=vespo              the whole score, about half an hour plus its anchors
   steadymoe score algorithm=vespo --submit entries/vespo --paper 2602.10693
   steadymoe score --verify entries/vespo --commit 1a2b3c4 --board results/board
   steadymoe score --board results/board        draw the board
@@ -70,7 +70,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     text = "algorithm=NAME, and algorithm.loss.KEY=VALUE to override numbers of its YAML"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=text)
     parser.add_argument(
-        "--quick", action="store_true", help="a first look: the rate alone, three rates and seeds, GRPO"
+        "--quick", action="store_true", help="a first look: three learning rates, three seeds, next to GRPO"
     )
     parser.add_argument("--dry", action="store_true", help="print what would run and how long it takes, and stop")
     parser.add_argument("--redo", action="store_true", help="replace runs made with other code or other numbers")
@@ -80,7 +80,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     text = "the table of the runs by which you chose numbers on the command line, from run --tune"
     group.add_argument("--tuned", type=Path, metavar="FILE", help=text)
     group = parser.add_argument_group("the board")
-    group.add_argument("--verify", type=Path, metavar="FOLDER", help="rerun an entry, which runs its code")
+    group.add_argument("--verify", type=Path, metavar="FOLDER", help="rerun an entry; executes its code")
     group.add_argument("--commit", metavar="HASH", help="its merge commit, from which the fresh seeds follow")
     group.add_argument("--board", type=Path, metavar="FOLDER", help="write the board to this folder")
     arguments = parser.parse_intermixed_args(words)

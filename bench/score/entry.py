@@ -186,7 +186,7 @@ def _check(about: Any, files: set[str], readme: str) -> None:
     yamls, suites = [name for name in own if name.endswith(".yaml")], names(presets=True)
     problems = {
         f"standard must be {VERSION}, got {about['standard']}": about["standard"] != VERSION,
-        "name must be a name: letters, digits, - and _": not identity.is_name(about["name"]),
+        "name must consist of letters, digits, - and _": not identity.is_name(about["name"]),
         "words may only choose an algorithm and its numbers": not all(map(_OVERRIDE.fullmatch, overrides)),
         "words must choose one algorithm": len(chosen) != 1,
         f"at most {MOST_TUNED} numbers may be tuned": len(overrides) > 1 + MOST_TUNED,

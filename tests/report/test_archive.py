@@ -49,7 +49,7 @@ def test_an_archive_is_replaced_unless_it_would_lose_a_run(tmp_path: Path) -> No
         assert path.read_bytes() == before
     shutil.rmtree(results / "runs" / "small" / "gspo")
     shutil.copytree(results / "runs" / "small", results / "runs" / "first")  # and is not kept either
-    with pytest.raises(UserError, match=r"small holds \d of its \d runs alone \(the first: gspo .*seed=\d+\)"):
+    with pytest.raises(UserError, match=r"small has the only copy of \d of its \d runs \(the first: gspo .*seed=\d+\)"):
         report_page.keep(results, None, kept)
     assert "gspo" in set(archive.load(kept, "small")["runs"]["algorithm"])
     assert archive.experiments(kept) == ["small"]

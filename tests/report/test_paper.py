@@ -156,7 +156,7 @@ def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(folder: P
         (["--names", "grpx=G"], "there is no loss or arm 'grpx'; choose from grpo, gspo, reinforce"),
         (["--names", "grpo=X,gspo=X"], "grpo and gspo would both be 'X'"),
         (["--style", "ggplt"], "neither a file nor a matplotlib style 'ggplt'; did you mean ggplot"),
-        (["--style", "odd.mplstyle"], "odd.mplstyle: 'font.siz' is no setting of matplotlib"),
+        (["--style", "odd.mplstyle"], "odd.mplstyle: 'font.siz' is not a matplotlib setting"),
         (["--style", "bad.mplstyle"], "bad.mplstyle: Key font.size: Could not convert 'big' to float"),
         (["--style", "tex.mplstyle"], "text.usetex is not supported"),
         (["--list", "--columns", "1"], "--columns does not go with --list"),

@@ -183,6 +183,6 @@ def test_what_the_logs_leave_open_is_noted_and_names_are_visible(
     assert r"\\x1b\[31m" in shown
     notes = shown.splitlines()[-3:]
     assert "the last line, which has no line break" in notes[0]
-    assert notes[1].startswith("1 values stand at a step that their run already had")
+    assert notes[1].startswith("1 values repeat a step of their run")
     assert notes[2].startswith("runs end at steps 1 (a, seed 0) to 2")
     assert "seeds for 0.5" in shown

@@ -60,20 +60,20 @@ def of_another_run(folder: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no steps": (lambda folder: (folder / "steps.parquet").unlink(), "there is no steps.parquet"),
     "no layers": (lambda folder: (folder / "layers.parquet").unlink(), "there is no layers.parquet"),
-    "truncated": (truncated("steps.parquet"), "steps.parquet is not as the run wrote it"),
-    "empty table": (lambda folder: (folder / "updates.parquet").write_text(""), "updates.parquet is not as the run"),
-    "one byte": (flipped, "updates.parquet is not as the run wrote it"),
-    "another table": (of_another_run, "steps.parquet is not as the run wrote it"),
+    "truncated": (truncated("steps.parquet"), "steps.parquet has changed since the run wrote it"),
+    "empty table": (lambda folder: (folder / "updates.parquet").write_text(""), "updates.parquet has changed since"),
+    "one byte": (flipped, "updates.parquet has changed since the run wrote it"),
+    "another table": (of_another_run, "steps.parquet has changed since the run wrote it"),
     "a folder": (lambda folder: [(folder / "run.json").unlink(), (folder / "run.json").mkdir()], "cannot be read"),
     "empty": (lambda folder: (folder / "run.json").write_text(""), "run.json cannot be read"),
     "garbage": (lambda folder: (folder / "run.json").write_bytes(b"\x93\xff\x00"), "run.json cannot be read"),
     "nested": (lambda folder: (folder / "run.json").write_text("[" * 100_000), "run.json cannot be read"),
-    "{}": (lambda folder: (folder / "run.json").write_text("{}"), "has no proper status"),
+    "{}": (lambda folder: (folder / "run.json").write_text("{}"), "has no valid status"),
     "[]": (lambda folder: (folder / "run.json").write_text("[]"), "holds list"),
     "null": (lambda folder: (folder / "run.json").write_text("null"), "holds NoneType"),
-    "a status": (edited(status="happy"), "has no proper status"),
-    "a type": (edited(config=[]), "has no proper config"),
-    "an end": (edited(diverged={"step": "3"}), "has no proper diverged"),
+    "a status": (edited(status="happy"), "has no valid status"),
+    "a type": (edited(config=[]), "has no valid config"),
+    "an end": (edited(diverged={"step": "3"}), "has no valid diverged"),
 }
 
 
@@ -131,7 +131,7 @@ def test_a_report_says_which_runs_it_leaves_out(tmp_path: Path) -> None:
     assert numbers["n"].to_dict() == {"grpo": 2, "gspo": 2, "reinforce": 2}
     left_out = report_page.left_out(tmp_path)
     said = "\n".join(left_out)
-    for folder, why in zip(folders, ("no steps.parquet", "layers.parquet is not", "has no checksums"), strict=True):
+    for folder, why in zip(folders, ("no steps.parquet", "layers.parquet has", "has no checksums"), strict=True):
         assert any(str(folder) in line and why in line for line in left_out)
         assert f"{folder.relative_to(tmp_path / 'runs')}" in "\n".join(status.lines(tmp_path))
     assert said.count("steadymoe status") == 3

@@ -157,8 +157,8 @@ def test_code_that_cannot_be_compared_is_unknown_and_never_stale(
     assert steadymoe(monkeypatch, "status") == 0
     said = capsys.readouterr().out
     assert said == (
-        "default: 1 finished\n  1 ended with code that cannot be compared: its code is not at hand; "
-        "STEADYMOE_PATH says where your own is\n"
+        "default: 1 finished\n  1 ended with code that cannot be compared: its code is missing; "
+        "set STEADYMOE_PATH to the folder of your own code\n"
     )
 
 

@@ -88,7 +88,7 @@ def test_after_a_killed_worker_the_sweep_goes_on_by_itself(tmp_path: Path, undis
     said, _ = launcher.communicate(timeout=400)
     assert launcher.returncode == 0, said
     assert "a worker was killed" in said
-    assert "the sweep goes on" in said
+    assert "the sweep continues" in said
     assert "4 finished" in said
     assert_complete(runs, undisturbed)
 

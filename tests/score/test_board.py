@@ -98,7 +98,7 @@ def test_a_board_has_at_most_seven_columns_besides_the_kind_and_names_the_start(
     ("changed", "message"),
     [
         ({"standard": "steadymoe-1"}, "standard must be steadymoe-2, got steadymoe-1"),
-        ({"name": "../up"}, "name must be a name"),
+        ({"name": "../up"}, "name must consist of letters"),
         ({"words": "algorithm=mine model=tiny"}, "words may only choose"),
         ({"words": "algorithm=mine algorithm=grpo"}, "words must choose one"),
         ({"words": "algorithm=grpo"}, "its own files are one YAML"),
@@ -154,7 +154,7 @@ def test_bad_numbers_are_refused(change: Any, message: str, tmp_path: Path) -> N
 
 def test_an_entry_may_not_have_the_name_of_a_recorded_loss(tmp_path: Path) -> None:
     write(tmp_path, "grpo")
-    with pytest.raises(BadEntry, match="two entries of the board are called grpo"):
+    with pytest.raises(BadEntry, match="two entries of the board are named grpo"):
         rows(tmp_path)
 
 

@@ -102,7 +102,7 @@ def test_a_branch_takes_the_moments_by_name_whatever_its_groups_are(trunk: compo
         ("/nowhere@2", [], "there is no run in /nowhere"),
         ("{trunk}@7", [], "has 6 steps, fewer than 7"),
         ("{trunk}@3", [], "no checkpoint of step 3 is kept"),
-        ("{trunk}@2", ["model.config.num_experts=4"], "is not of this model"),
+        ("{trunk}@2", ["model.config.num_experts=4"], "does not fit this model"),
         ("{trunk}@2", ["checkpoint_keep=7"], "checkpoint_keep=7: the run has 6 steps, and keeps none"),
     ],
 )

@@ -41,9 +41,7 @@ def test_one_more_line_is_one_more_column_everywhere() -> None:
     assert columns.bounds("spread") == (0.0, 1.0)
     assert columns.falls("spread")
     assert (columns.label("spread"), columns.short("spread")) == ("spread of tokens", "spread")
-    assert (
-        "| **`spread`** | largest spread of a token (0 to 1, falls, in steps: largest) |" in generate.columns_section()
-    )
+    assert "- `spread`: largest spread of a token (0 to 1, falls, in steps: largest)" in generate.columns_section()
     assert "largest of the updates" in columns.TABLES["steps"]["spread"].meaning
 
 

@@ -264,7 +264,7 @@ def test_an_edited_metric_makes_its_runs_stale_and_another_module_does_not(mine:
     assert provenance.difference(facts).code == "other code of its metrics"
     (mine / "my_metrics.py").unlink()
     assert provenance.difference(facts).code is None
-    assert "code of its metrics is not at hand" in (provenance.difference(facts).unknown or "")
+    assert "code of its metrics is missing" in (provenance.difference(facts).unknown or "")
     assert execute._facts(compose.plan([*SMALL, "measure=little", "probe.largest=0"])[0]).get("metrics") is None
 
 
