@@ -73,22 +73,46 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run ``steadymoe`` with these words in this process; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["steadymoe", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return int(stopped.value.code or 0)
+
+
 @pytest.fixture
-def refusal_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """The one line on stderr with which ``steadymoe run`` refuses words: exit code 2, no training, no file touched."""
+def recorded(tmp_path: Path) -> Path:
+    """A results folder with the nine recorded runs: ``tmp_path``."""
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    return tmp_path
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The one line on stderr with which ``steadymoe`` refuses words: exit code 2, and nothing on stdout."""
+
+    def answer(*words: str) -> str:
+        capsys.readouterr()
+        assert steadymoe(monkeypatch, *words) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert said.err.startswith("steadymoe: ")
+        return said.err
+
+    return answer
+
+
+@pytest.fixture
+def refusal_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> Callable[..., str]:
+    """The one line with which ``steadymoe run`` refuses words: no training, no file touched."""
 
     def answer(*words: str) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
-        monkeypatch.setattr(sys, "argv", ["steadymoe", "run", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        said = capsys.readouterr()
-        assert (stopped.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+        said = refused("run", *words)
         assert list(tmp_path.iterdir()) == []
-        return said.err
+        return said
 
     return answer
 
@@ -103,14 +127,6 @@ def task() -> Chain:
 def model(task: Chain) -> PreTrainedModel:
     """A fresh random MoE model, smaller than micro."""
     return build.build(MICRO, task.tokenizer, seed=0, device="cpu")
-
-
-def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Run ``steadymoe`` with these words in this process; return its exit code."""
-    monkeypatch.setattr(sys, "argv", ["steadymoe", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return int(stopped.value.code or 0)
 
 
 def make_socket(path: Path) -> None:

@@ -286,38 +286,28 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
 
 
 def test_the_status_of_a_folder_that_is_not_there_is_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     (tmp_path / "file").write_text("")
     for where in ("nowhere", "file"):
-        assert steadymoe(monkeypatch, "status", "--results", str(tmp_path / where)) == 2
-        said = capsys.readouterr()
-        assert said.err.startswith(f"steadymoe: there is no folder {tmp_path / where}")
-        assert said.err.count("\n") == 1
-        assert said.out == ""
+        assert f"there is no folder {tmp_path / where}" in refused("status", "--results", str(tmp_path / where))
     assert steadymoe(monkeypatch, "status", "--results", str(tmp_path)) == 0  # a folder of no runs yet
 
 
 @pytest.mark.parametrize("words", [["reprot"], [], ["report", "--formt", "png"], ["status", "--experiment", "x\x1b"]])
 def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], refused: Callable[..., str]
 ) -> None:
-    assert steadymoe(monkeypatch, *words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("steadymoe: ")
-    assert said.count("\n") == 1
-    assert "\x1b" not in said
+    assert "\x1b" not in refused(*words)
 
 
 def test_a_results_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert steadymoe(monkeypatch, "run", f"results_dir={tmp_path}/file/results") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in refused("run", f"results_dir={tmp_path}/file/results")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
-    assert steadymoe(monkeypatch, "run", f"results_dir={tmp_path}") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in refused("run", f"results_dir={tmp_path}")
 
 
 def test_a_sweep_runs_reports_and_tells_its_status(
@@ -369,12 +359,12 @@ def test_cfg_prints_the_config_and_checks_it(
 
 
 def test_weights_of_another_model_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_file({"model.norm.weight": torch.ones(3)}, "other.safetensors")
-    assert steadymoe(monkeypatch, "run", "cold_start.path=other.safetensors") == 2
-    assert "does not fit this model; the first weight that differs is" in capsys.readouterr().err
+    said = refused("run", "cold_start.path=other.safetensors")
+    assert "does not fit this model; the first weight that differs is" in said
 
 
 def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_path: Path) -> None:
@@ -409,13 +399,12 @@ def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_
 
 
 def test_one_figure_is_drawn_from_the_experiment_that_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    words = ["report", "--figure", "fig02", "--experiment", "small", "--results", str(tmp_path), "--format", "svg"]
+    words = ["report", "--figure", "fig02", "--experiment", "small", "--results", str(recorded), "--format", "svg"]
     assert steadymoe(monkeypatch, *words) == 0
-    assert (tmp_path / "figures" / "small-fig02-clip_fraction.svg").exists()
-    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".txt"}
+    assert (recorded / "figures" / "small-fig02-clip_fraction.svg").exists()
+    assert {path.suffix for path in (recorded / "figures").iterdir()} == {".svg", ".txt"}
     assert "small-fig02-clip_fraction.csv" in capsys.readouterr().out
 
 
@@ -436,31 +425,22 @@ def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, mon
     assert together == {path: path.read_bytes() for path in together}
 
 
-def test_a_format_that_there_is_not_is_answered_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), "--format", "gif") == 2
-    assert capsys.readouterr().err == "steadymoe: --format takes png, svg, pdf; got gif\n"
+def test_a_format_that_there_is_not_is_answered_in_one_line(tmp_path: Path, refused: Callable[..., str]) -> None:
+    said = refused("report", "--results", str(tmp_path), "--format", "gif")
+    assert said == "steadymoe: --format takes png, svg, pdf; got gif\n"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("option", ["--format", "--arms"])
 @pytest.mark.parametrize("instead", [["--list"], ["--keep", "kept"], ["--export", "csv"]])
 def test_an_option_that_would_change_nothing_is_refused(
-    instead: list[str],
-    option: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    instead: list[str], option: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(recorded)
     given = {"--format": "svg", "--arms": "grpo"}[option]
-    assert steadymoe(monkeypatch, "report", *instead, option, given, "--results", str(tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"steadymoe: {option} does not go with {instead[0]}")
-    assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    said = refused("report", *instead, option, given, "--results", str(recorded))
+    assert said.startswith(f"steadymoe: {option} does not go with {instead[0]}")
+    assert [path.name for path in recorded.iterdir()] == ["runs"]
 
 
 @pytest.mark.parametrize(
@@ -473,12 +453,9 @@ def test_an_option_that_would_change_nothing_is_refused(
     ],
 )
 def test_a_figure_that_cannot_be_drawn_is_answered_in_one_line(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, refused: Callable[..., str]
 ) -> None:
-    assert steadymoe(monkeypatch, "report", "--figure", *words, "--results", str(RECORDED)) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    assert said in refused("report", "--figure", *words, "--results", str(RECORDED))
 
 
 def test_the_list_of_figures_says_which_have_their_data(

@@ -2,12 +2,11 @@
 
 import itertools
 import re
-import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures import steadymoe
+from fixtures import RECORDED, steadymoe
 from legibility import faults
 from PIL import Image
 from small_figures import arms, data, long_table
@@ -17,7 +16,6 @@ from steadymoe.bench.report.figures import FIGURES, curves, looks, points, style
 from steadymoe.bench.report.paper import Paper
 from steadymoe.bench.runs import overrides
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 SHEET = "font.size: 10\nlines.linewidth: 3\naxes.grid: False\naxes.prop_cycle: cycler('color', ['112233', '445566'])\n"
 
 
@@ -164,15 +162,14 @@ def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(folder: P
     ],
 )
 def test_a_wrong_value_is_answered_in_one_line_and_nothing_is_written(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: list[str], said: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(recorded)
     for name, text in {"odd": "font.siz: 3", "bad": "font.size: big", "tex": "text.usetex: True"}.items():
         Path(f"{name}.mplstyle").write_text(f"# a comment\n{text}\n")
-    before = sorted(tmp_path.iterdir())
-    assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), *words) == 2
+    before = sorted(recorded.iterdir())
+    assert steadymoe(monkeypatch, "report", "--results", str(recorded), *words) == 2
     error = capfd.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(recorded.iterdir()) == before
