@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steadymoe import conf
 from steadymoe.bench.support import external, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
@@ -64,10 +65,10 @@ def used(paper: Paper) -> Iterator[None]:
 
 def published() -> dict[str, str]:
     """Return algorithm → its name in papers: the line ``# Name: …`` of its YAML, yours too."""
-    from steadymoe.bench.runs.overrides import CONF  # Hydra
-
-    folders = [CONF, *external.confs()]
-    texts = {path.stem: path.read_text() for folder in folders for path in sorted(folder.glob("algorithm/*.yaml"))}
+    texts = {name: conf.text("algorithm", name) for name in conf.names("algorithm")}
+    texts |= {
+        path.stem: path.read_text() for folder in external.confs() for path in sorted(folder.glob("algorithm/*.yaml"))
+    }
     found = {name: re.search(r"^# Name: (.+)$", text, re.MULTILINE) for name, text in texts.items()}
     return {name: visible(line[1].strip()) for name, line in found.items() if line}
 

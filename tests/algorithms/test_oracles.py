@@ -73,7 +73,7 @@ LOSSES: dict[Case, Ours] = {
     ("verl", "dppo_kl_close"): ("dppo_kl", VERLS_DPPO),
     ("verl", "gpg"): ("reinforce", {"aggregation": "token-mean"}),
 }
-# The correction of the cases that have one, as conf/correction/<name>.yaml and what is changed in it.
+# The correction of the cases that have one, as in conf/correction.yaml, and what is changed in it.
 CORRECTED: dict[Case, Ours] = {
     ("trl", "default_corrected"): ("mis_sequence", {"ratio_high": 3.0}),
     ("verl", "vanilla_corrected"): ("tis", {}),

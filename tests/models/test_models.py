@@ -4,29 +4,27 @@ Shapes: L MoE layers, N tokens of a forward, K experts a token, E experts, H hid
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from fixtures import MICRO
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from steadymoe import conf
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 from steadymoe.models.routing import Routed, RouteRecorder, load_balancing_loss, routers
 from steadymoe.models.selection import NO_ROUTE
 
-CONF = Path(__file__).parents[2] / "conf"
 TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])
 
 
 def shipped(name: str) -> dict[str, Any]:
-    numbers = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    numbers = conf.read("model", name)
     return numbers.get("model", numbers)["config"]  # flat sets its cold start too
 
 
@@ -92,7 +90,7 @@ def test_a_field_that_only_the_model_reads_is_accepted_and_takes_effect() -> Non
     assert make(numbers).model.layers[0].self_attn.q_proj.out_features == 4 * 24
 
 
-BUILT = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "pretrained")
+BUILT = [name for name in conf.names("model") if name != "pretrained"]
 
 
 # --- what is built -----------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from test_figures import arms, long_table
 
+from steadymoe import conf
 from steadymoe.bench.report.figures import FIGURES, style
-from steadymoe.bench.runs import overrides
 from steadymoe.bench.statistics.estimates import Estimate
 
 # Presets too; the longest name has 40 characters.
-NAMES = sorted(path.stem for path in (overrides.CONF / "algorithm").glob("*.yaml"))
+NAMES = conf.names("algorithm")
 # Few: each has a thin line.
 SEEDS = 2
 # The least share of a figure's area that panels have, and the most that legends have.
