@@ -169,7 +169,7 @@ def _sheet(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in text.split(","):
         if name in mpl.style.library:
-            found |= mpl.style.library[name]
+            found |= dict(mpl.style.library[name].items())
         elif Path(name).is_file():
             found |= _read_sheet(Path(name))
         else:
@@ -189,7 +189,7 @@ def _read_sheet(path: Path) -> dict[str, Any]:
         keys = [key.strip() for line in lines if (key := line.partition("#")[0].partition(":")[0]).strip()]
         if unknown := [key for key in keys if key not in mpl.rcParams]:  # matplotlib itself only warns
             raise ValueError(f"{unknown[0]!r} is no setting of matplotlib")
-        return dict(mpl.rc_params_from_file(path, fail_on_error=True, use_default_template=False))
+        return dict(mpl.rc_params_from_file(path, fail_on_error=True, use_default_template=False).items())
     except (OSError, ValueError) as error:
         raise UserError(f"--style: {visible(path)}: {visible(' '.join(str(error).split()))}") from error
 
