@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pandas as pd
 
+from steadymoe import conf
 from steadymoe.bench.report.figures import style
-from steadymoe.bench.runs import overrides
 from steadymoe.bench.statistics.estimates import Estimate
 
 USUAL = {
@@ -54,7 +54,7 @@ def said(figure: style.DataFigure) -> str:
 
 
 # Presets too; the longest name has 40 characters.
-NAMES = sorted(path.stem for path in (overrides.CONF / "algorithm").glob("*.yaml"))
+NAMES = conf.names("algorithm")
 
 # Few: each has a thin line.
 SEEDS = 2

@@ -1,20 +1,18 @@
 """Models to build, and what their routers do."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from steadymoe import conf
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 from steadymoe.models.routing import Routed, RouteRecorder
 
-CONF = Path(__file__).parents[1] / "conf"
-BUILT = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "pretrained")
+BUILT = [name for name in conf.names("model") if name != "pretrained"]
 FAMILIES = ["micro", "deepseek_v3_micro", "gpt_oss_micro"]
 TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])
 RANDOM_TOKENS_BS = torch.randint(2, 12, (4, 8), generator=torch.Generator().manual_seed(0))
@@ -23,7 +21,7 @@ N, L, K, E = 10, 3, 2, 4
 
 
 def shipped(name: str) -> dict[str, Any]:
-    numbers = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    numbers = conf.read("model", name)
     return numbers.get("model", numbers)["config"]  # flat sets its cold start too
 
 

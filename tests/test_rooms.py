@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
 ORDER = (
+    ("conf",),
     ("support", "algorithms", "models", "statistics"),
     ("tasks",),
     ("schema",),
@@ -20,7 +21,7 @@ ORDER = (
     ("cli",),
 )
 ONE_FILE = ("cli", "inspect", "schema")
-AT_THE_ROOT = ("algorithms", "models")
+AT_THE_ROOT = ("algorithms", "conf", "models")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms
 }

@@ -105,7 +105,8 @@ def _named(rows: pd.DataFrame, reference: str | None) -> tuple[pd.DataFrame, str
     measured = rows.loc[rows["algorithm"] != "", ["loss", "algorithm"]].rename(columns={"loss": "arm"})
     paper.refuse_unknown(measured)
     names = paper.renamed(measured)
-    return rows.assign(loss=rows["loss"].map(lambda loss: names.get(loss, loss))), names.get(reference, reference)
+    own = None if reference is None else names.get(reference, reference)
+    return rows.assign(loss=rows["loss"].map(lambda loss: names.get(loss, loss))), own
 
 
 def _groups(joined: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:

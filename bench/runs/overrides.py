@@ -27,12 +27,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from steadymoe import conf
 from steadymoe.bench.runs.identity import OFF, flatten, is_name
 from steadymoe.bench.support import blame, external, processes
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.text import nearest
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = conf.ROOT
 
 # The command that prints every config of a group, and every key.
 _HELP = "`steadymoe run --help`"
@@ -51,6 +52,14 @@ class SearchPath(SearchPathPlugin):
         """Add the folders' ``conf``, after the suite's own."""
         for folder in external.confs():
             search_path.append("steadymoe", f"file://{folder}")
+
+
+@functools.cache
+def add_rows() -> None:
+    """Let this process compose the rows of the suite's tables, as if each were a file of its group."""
+    for group in conf.groups():
+        for name, row in conf.rows(group).items():
+            ConfigStore.instance().store(group=group, name=name, node=row)
 
 
 def add_experiment(name: str, node: Mapping[str, Any], command: tuple[str, ...]) -> None:
@@ -78,7 +87,8 @@ def key_of(word: str) -> str:
 def composing(words: Sequence[str] = ()) -> Iterator[None]:
     """Let Hydra compose, with the user's configs. Errors about ``words`` become a ConfigError of one line."""
     with errors_in_one_line(words):
-        external.activate(CONF)
+        external.activate()
+        add_rows()
         if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
             Plugins.instance().register(SearchPath)
     started: AbstractContextManager[object] = nullcontext()
@@ -344,7 +354,7 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
     """Return what could have been meant by a key that does not exist: its siblings, or the words most like it."""
     if unknown.startswith("hydra."):
         return "see `steadymoe run --info config` for Hydra's own settings"
-    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
+    groups = conf.groups()
     named = (*groups, "hydra.searchpath")
     keys = list(flatten(reference([w for w in words if w.partition("=")[0] in named and "," not in w])))
     parent = unknown.rpartition(".")[0]

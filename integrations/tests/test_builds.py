@@ -52,13 +52,10 @@ def needed(*names: str) -> dict[str, Distribution]:
 
 def test_the_losses_alone_are_the_equations_and_their_numbers(losses: Path) -> None:
     archive = zipfile.ZipFile(losses)
-    folders = ("algorithms", "integrations/verl", "conf/algorithm", "conf/advantage", "conf/correction")
-    wanted = {
-        f"steadymoe/{path.relative_to(ROOT)}": path.read_bytes()
-        for folder in folders
-        for path in (ROOT / folder).iterdir()
-        if path.suffix in (".py", ".yaml")
-    }
+    folders = [ROOT / folder for folder in ("algorithms", "integrations/verl", "conf/algorithm")]
+    files = [path for folder in folders for path in folder.iterdir() if path.suffix in (".py", ".yaml")]
+    files += [ROOT / "conf" / name for name in ("__init__.py", "algorithm.yaml", "advantage.yaml", "correction.yaml")]
+    wanted = {f"steadymoe/{path.relative_to(ROOT)}": path.read_bytes() for path in files}
     held = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     assert held == wanted
     (licence,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from surrogates import LOSSES, Case, Ours
 from torch import Tensor
 
+from steadymoe import conf
 from steadymoe.algorithms import Batch, build, load, names
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ FILES = {"trl": "trl-1.16", "verl": "verl-0.9"}
 GROUP = 3
 
 
-# The correction of the cases that have one, as conf/correction/<name>.yaml and what is changed in it.
+# The correction of the cases that have one, as in conf/correction.yaml, and what is changed in it.
 CORRECTED: dict[Case, Ours] = {
     ("trl", "default_corrected"): ("mis_sequence", {"ratio_high": 3.0}),
     ("verl", "vanilla_corrected"): ("tis", {}),
@@ -118,9 +118,9 @@ def ours(kind: str, chosen: Ours) -> Any:
     name, changes = chosen
     if kind == "loss":
         return load(name, **changes)
-    file = ROOT / "conf" / ("correction" if kind == "correction" else "algorithm") / f"{name}.yaml"
-    config = yaml.safe_load(file.read_text())
-    return build((config if kind == "correction" else config["advantage"]) | changes)
+    if kind == "correction":
+        return build(conf.read(kind, name) | changes)
+    return build(conf.read("algorithm", name)["advantage"] | changes)
 
 
 def run(case: Case, chosen: Ours, batch: Batch) -> tuple[Tensor, Tensor]:

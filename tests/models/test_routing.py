@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import overrides
+from steadymoe import conf
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import routing_drift
 from steadymoe.bench.training.columns_of_step import rollout_columns
@@ -294,9 +294,7 @@ def test_an_engine_samples_differently_and_leaves_the_trainer_as_it_is(
 def test_an_engine_of_strength_zero_samples_with_the_trained_model_itself(
     tmp_path: Path, name: str, strength: float
 ) -> None:
-    assert {path.stem for path in (overrides.CONF / "engine").glob("*.yaml")} == {each for each, _ in ENGINES} | {
-        "exact"
-    }
+    assert set(conf.names("engine")) == {each for each, _ in ENGINES} | {"exact"}
     sampler = trainer(tmp_path, f"engine={name}", "engine.strength=0").sampler
     assert sampler.model(torch.Generator()) is sampler._trained
     assert sampler.engine.temperature == 1

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from small_figures import arms, long_table, said, shown
 
+from steadymoe import conf
 from steadymoe.bench.report import figures, tables, write
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
-from steadymoe.bench.runs import overrides
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.training import columns
 
@@ -308,14 +308,15 @@ _CONFUSED = ("topr", "minirl", "vespo")
 
 
 def test_every_shipped_algorithm_has_a_look_of_its_own_in_every_figure() -> None:
-    shipped_ones = {path.stem.partition("@")[0] for path in (overrides.CONF / "algorithm").glob("*.yaml")}
+    shipped_ones = {name.partition("@")[0] for name in conf.names("algorithm")}
     assert shipped_ones == set(looks.ALGORITHMS), "a new algorithm goes to the end of looks.ALGORITHMS"
     drawn = [looks.of_algorithm(name) for name in looks.ALGORITHMS]
     for kind in ("dashes", "marker"):  # in curves, and in figures of points
         assert len({(each.colour, getattr(each, kind)) for each in drawn}) == len(drawn), kind
-    presets = sorted(path.stem for path in (overrides.CONF / "algorithm").glob("*.yaml"))
     rows = [
-        (f"{name}{more}", name) for name in presets for more in ("", " routing=r2", " routing=r3", " lr=1", " lr=2")
+        (f"{name}{more}", name)
+        for name in conf.names("algorithm")
+        for more in ("", " routing=r2", " routing=r3", " lr=1", " lr=2")
     ]
     of_lines = looks.of_lines(pd.DataFrame(rows, columns=["arm", "algorithm"])).values()
     assert len(set(of_lines)) == len(rows)

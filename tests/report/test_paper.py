@@ -11,10 +11,10 @@ from legibility import faults
 from PIL import Image
 from small_figures import arms, data, long_table
 
+from steadymoe import conf
 from steadymoe.bench.report import archive, paper, report_page
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, style
 from steadymoe.bench.report.paper import Paper
-from steadymoe.bench.runs import overrides
 
 SHEET = "font.size: 10\nlines.linewidth: 3\naxes.grid: False\naxes.prop_cycle: cycler('color', ['112233', '445566'])\n"
 
@@ -66,7 +66,7 @@ def test_names_are_those_of_papers_or_the_given_ones_or_the_typed_ones(
 
 def test_every_algorithm_has_a_name_of_its_own() -> None:
     names = paper.published()
-    shipped = {path.stem for path in (overrides.CONF / "algorithm").glob("*.yaml") if "@" not in path.stem}
+    shipped = {name for name in conf.names("algorithm") if "@" not in name}
     assert set(names) == shipped
     assert len(set(names.values())) == len(names)
     assert (names["grpo"], names["dr_grpo"], names["minirl"]) == ("GRPO", "Dr. GRPO", "MiniRL")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from steadymoe import conf
 from steadymoe.bench import schema
 from steadymoe.bench.runs import compose, overrides
 from steadymoe.bench.runs.identity import flatten
@@ -73,11 +74,10 @@ def refusal(plain: Mapping[str, Any]) -> str:
 def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     own = yaml.safe_load((overrides.CONF / "config.yaml").read_text())
     fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra", "tuning")}))
-    optimizers = {path.stem: yaml.safe_load(path.read_text()) for path in (overrides.CONF / "optimizer").glob("*.yaml")}
+    optimizers = {name: conf.read("optimizer", name) for name in conf.names("optimizer")}
     fields |= {key for numbers in optimizers.values() for key in flatten(numbers, "optimizer.")}
     own |= {"optimizer": optimizers["adamw"]}
-    routings = (yaml.safe_load(path.read_text()) for path in (overrides.CONF / "routing").glob("*.yaml"))
-    fields |= {f"routing.{key}" for routing in routings for key in routing}
+    fields |= {f"routing.{key}" for name in conf.names("routing") for key in conf.read("routing", name)}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
     assert {field.name for field in dataclasses.fields(TuningConfig)} == own["tuning"].keys()
     defaults = {key: field.default for key, field in SETTINGS.items() if field.default is not dataclasses.MISSING}

@@ -68,7 +68,7 @@ def test_modules_are_found_after_those_of_python_and_the_suite(monkeypatch: pyte
     Path("mine").mkdir()
     for name in ("torch", "json", "only_mine"):
         Path(f"mine/{name}.py").touch()
-    external.activate(overrides.CONF)
+    external.activate()
     assert sys.path[-1] == str(Path("mine").absolute())
     assert source.find("only_mine") == Path("mine/only_mine.py").absolute()
     found = source.find("torch")

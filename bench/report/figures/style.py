@@ -6,6 +6,7 @@ A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class DataFigure(Figure):
         """Return every drawn number, in the order of drawing: panel, series, x, mean, and low, high, n if any."""
         return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
-    def write(self, path: Path, suffix: str) -> None:
+    def write(self, path: Path | BytesIO, suffix: str) -> None:
         """Write the figure as ``png`` (256 colours), ``svg`` or ``pdf``; the same data give the same bytes.
 
         Without its caption it has exactly its size.
@@ -84,9 +85,9 @@ class DataFigure(Figure):
             if drawn:
                 drawn.remove()
         if suffix == "png":  # a palette takes a third of the bytes
-            with Image.open(path) as drawn:
-                few = drawn.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-                few.save(path, "png", optimize=True, dpi=drawn.info["dpi"])
+            with Image.open(path) as image:
+                few = image.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+                few.save(path, "png", optimize=True, dpi=image.info["dpi"])
 
 
 def _draw_caption(figure: DataFigure) -> Text | None:
@@ -439,11 +440,11 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
     for place in zip(*figure.blocks, strict=True):
         _same_limits(place)
         for axis in place:
-            axis.set_ylabel(*wrapped([axis.get_ylabel()], 0.8))
+            axis.set_ylabel(wrapped([axis.get_ylabel()], 0.8)[0])
     for axis in figure.axes:
         _ticks(axis)
-        if place := axis.get_subplotspec():
-            _wrap_labels(axis, *place.get_geometry()[:2], figure)
+        if cell := axis.get_subplotspec():
+            _wrap_labels(axis, *cell.get_geometry()[:2], figure)
     if legend_from is not None:
         first = [axes[0] for axes in figure.blocks] or [legend_from]
         leave_room(figure, [_legend_above(axis, title) for axis in first], figure.rows_of_blocks)
@@ -454,9 +455,9 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
 def _wrap_labels(axis: Axes, rows: int, columns: int, figure: DataFigure) -> None:
     """Break the labels of a panel's axes where its width or its text is not ours."""
     if paper.scale() > 1 and not figure.blocks:
-        axis.set_ylabel(*wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6))
+        axis.set_ylabel(wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6)[0])
     if paper.scale() > 1 or paper.current().columns == 1:
-        axis.set_xlabel(*wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4))
+        axis.set_xlabel(wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4)[0])
 
 
 def _same_limits(axes: Iterable[Axes]) -> None:
