@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from torch import Tensor
 
+from steadymoe import conf
 from steadymoe.algorithms import Batch, build, load, names
 
 ROOT = Path(__file__).parents[2]
@@ -164,9 +164,8 @@ def ours(kind: str, chosen: Ours) -> Any:
     name, changes = chosen
     if kind == "loss":
         return load(name, **changes)
-    file = ROOT / "conf" / ("correction" if kind == "correction" else "algorithm") / f"{name}.yaml"
-    config = yaml.safe_load(file.read_text())
-    return build((config if kind == "correction" else config["advantage"]) | changes)
+    numbers = conf.read("correction", name) if kind == "correction" else conf.read("algorithm", name)["advantage"]
+    return build(numbers | changes)
 
 
 def run(case: Case, chosen: Ours, batch: Batch) -> tuple[Tensor, Tensor]:
