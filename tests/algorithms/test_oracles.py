@@ -118,9 +118,8 @@ def ours(kind: str, chosen: Ours) -> Any:
     name, changes = chosen
     if kind == "loss":
         return load(name, **changes)
-    if kind == "correction":
-        return build(conf.read(kind, name) | changes)
-    return build(conf.read("algorithm", name)["advantage"] | changes)
+    numbers = conf.read("correction", name) if kind == "correction" else conf.read("algorithm", name)["advantage"]
+    return build(numbers | changes)
 
 
 def run(case: Case, chosen: Ours, batch: Batch) -> tuple[Tensor, Tensor]:
