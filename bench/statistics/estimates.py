@@ -145,7 +145,8 @@ def _estimate(values: Sequence[float], log: bool, bounds: Bounds | None, has_boo
         if are_zero(numbers):
             return Estimate(0.0, np.nan, np.nan, n)
         logs = _estimate(np.log(numbers.clip(min=MIN_LOG)).tolist(), False, None, has_bootstrap)
-        return Estimate(*(float(np.exp(part)) for part in (logs.mean, logs.low, logs.high)), n)
+        mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
+        return Estimate(mean, low, high, n)
     bounds, mean = _holding(numbers, bounds), float(numbers.mean()) if n else np.nan
     if n < MIN_FOR_INTERVAL or are_equal(numbers) or _at_ends(numbers, bounds):
         return Estimate(mean, np.nan, np.nan, n)

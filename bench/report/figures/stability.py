@@ -57,12 +57,9 @@ def frontier(grid: pd.DataFrame, line: pd.DataFrame, steps: pd.DataFrame) -> Dat
     fixed while staleness varies.
     """
     xs, ys = sorted(grid["x"].unique()), sorted(grid["y"].unique())
-    arms = sorted(grid["arm"].unique())
-    across, width = style.across(len(arms))
-    rows = -(-len(arms) // across)
     with style.figure_style():
-        size = (rows, across, 0.5 + 1.7 * rows, width)
-        figure, panels = _grids(size, grid, "arm", ("x", "y", "stable"), "stable runs (share)", ".2g", (0.55, np.inf))
+        label = "stable runs (share)"
+        figure, panels = _grids(1.7, grid, "arm", ("x", "y", "stable"), label, ".2g", (0.55, np.inf))
         for arm, axis in panels.items():
             own = line[line["arm"] == arm].dropna().sort_values("x")
             # The line is interpolated over log y, like the statistic. At the lowest or the highest y of the grid it is
@@ -101,21 +98,17 @@ def gain_map(steps: pd.DataFrame) -> DataFigure:
     most = cells["mean"].abs().max()
     own = steps[~steps["axes"].str.contains("learning_rate|updates_per_rollout")]
     marked = {(xs.index(x), ys.index(y)) for x, y in own[keys[1:3]].drop_duplicates().itertuples(index=False)}
-    across, _ = style.across(cells["method"].nunique())
-    rows = -(-cells["method"].nunique() // across)
     with style.figure_style():
-        width = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS
-        size, light = (rows, across, 0.6 + (0.7 + 0.22 * len(ys)) * rows, width), (-0.6 * most, 0.6 * most)
-        figure, panels = _grids(
-            size, cells, "method", (keys[1], keys[2], "mean"), "gain in reward", "+z.2f", light, "PuOr", (-most, most)
-        )
+        height, named, light = 0.7 + 0.22 * len(ys), (keys[1], keys[2], "mean"), (-0.6 * most, 0.6 * most)
+        label = "gain in reward"
+        figure, panels = _grids(height, cells, "method", named, label, "+z.2f", light, "PuOr", (-most, most))
         for method, axis in panels.items():
             for x, y in marked:
                 frame = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4, zorder=3)
                 axis.add_patch(frame)
             renamed = {"learning_rate": "x", "updates_per_rollout": "y", "size": "n"}
             ours = cells[cells["method"] == method].drop(columns="method")
-            style.note(axis, method, ours.rename(columns=renamed), "gain in reward")
+            style.note(axis, method, ours.rename(columns=renamed), label)
         text = (
             f"Mean over seeds, n = {style.span(cells['size'].tolist())} a cell, of the mean reward over the last "
             f"{_LAST_UPDATES} updates less the held-out accuracy of the cold start; no interval; the data beside the "
@@ -125,7 +118,7 @@ def gain_map(steps: pd.DataFrame) -> DataFigure:
 
 
 def _grids(
-    size: tuple[Any, ...],
+    height: float,
     cells: pd.DataFrame,
     by: str,
     keys: tuple[str, str, str],
@@ -137,18 +130,19 @@ def _grids(
 ) -> tuple[DataFigure, dict[str, Axes]]:
     """Draw a heat map over learning rate and staleness for each value of ``by``; return the figure and its panels.
 
-    ``keys`` are the columns x, y and value; ``size`` the arguments of ``style.panels``.
+    ``keys`` are the columns x, y and value; ``height`` is that of a row of panels.
     """
-    x, y, value = keys
-    figure, axes = style.panels(*size, sharex=True, sharey=True)
-    names = sorted(cells[by].unique())
+    (x, y, value), names = keys, sorted(cells[by].unique())
+    across, _ = style.across(len(names))
+    rows, width = -(-len(names) // across), style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS
+    figure, axes = style.panels(rows, across, 0.6 + height * rows, width, sharex=True, sharey=True)
     for place, (axis, name) in enumerate(zip(axes, names, strict=False)):
         wide = cells[cells[by] == name].pivot(index=y, columns=x, values=value)
         wide = wide.reindex(index=sorted(cells[y].unique()), columns=sorted(cells[x].unique()))
         style.title(axis, name)
         axis.set_ylabel("updates per rollout")
         image = style.heatmap(axis, wide, text, light, cmap=colours, vmin=ends[0], vmax=ends[1])
-        if place + size[1] >= len(names):  # no panel stands below it
+        if place + across >= len(names):  # no panel stands below it
             axis.tick_params(labelbottom=True)
             axis.set_xlabel("learning rate")
     for axis in axes[len(names) :]:
