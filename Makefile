@@ -75,7 +75,7 @@ figures: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p .typecheck/steadymoe && for p in bench models algorithms integrations; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
+	mkdir -p .typecheck/steadymoe && for p in bench models algorithms conf integrations; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
 	ln -sfn ../study .typecheck/study
 	$(BIN)/mypy
 

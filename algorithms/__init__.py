@@ -1,7 +1,8 @@
 """Policy-optimisation algorithms: tensors in, (loss, metrics) out.
 
 A loss is a frozen dataclass in a file of its own. It is a ``PolicyLoss`` and is called with a ``Batch``. Its numbers,
-each with its source, stand in ``conf/algorithm/<name>.yaml``; the dataclass repeats them as defaults.
+each with its source, stand in ``conf/algorithm/<name>.yaml``, those of its variants in ``conf/algorithm.yaml``; the
+dataclass repeats them as defaults.
 """
 
 from steadymoe.algorithms import ops

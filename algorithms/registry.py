@@ -7,17 +7,13 @@ import re
 import traceback
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from steadymoe import conf
 from steadymoe.algorithms.loss import PolicyLoss
 
 # Where the equation of a loss was read; docs/algorithms.md says what each word means.
 PROVENANCES = ("paper", "peer's code", "reconstruction")
-
-_CONF = Path(__file__).parent.parent / "conf" / "algorithm"
 
 # Field names of other trainers. Each is followed by the fields here that it may mean, in the order of trial.
 _ELSEWHERE = {
@@ -39,8 +35,7 @@ def names(presets: bool = False) -> list[str]:
 
     A preset, ``<algorithm>@<trainer>-<version>``, is an algorithm with the numbers of one trainer.
     """
-    found = sorted(path.name.removesuffix(".yaml") for path in _CONF.glob("*.yaml"))
-    return [name for name in found if presets or "@" not in name]
+    return [name for name in conf.names("algorithm") if presets or "@" not in name]
 
 
 def provenance(name: str) -> str:
@@ -74,9 +69,7 @@ def load(name: str, **overrides: Any) -> PolicyLoss:
 
 def _loss_of(name: str) -> dict[str, Any]:
     """Return the ``loss`` section of a shipped YAML. Raises ValueError for an unknown name."""
-    if name not in names(presets=True):
-        raise ValueError(f"unknown algorithm {name!r}; choose from {', '.join(names(presets=True))}")
-    numbers: dict[str, Any] = yaml.safe_load((_CONF / f"{name}.yaml").read_text())["loss"]
+    numbers: dict[str, Any] = conf.read("algorithm", name)["loss"]
     return numbers
 
 

@@ -7,6 +7,7 @@
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib import metadata
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from steadymoe.algorithms.objective import Objective
 
 # Implementations of experts, by their names in transformers' registry; the default first.
-EXPERTS = ("grouped_mm", "eager", "megablocks")
+Experts = Literal["grouped_mm", "eager", "megablocks"]
+EXPERTS: tuple[str, ...] = get_args(Experts)
 # A larger whole number does not fit torch or a table's column.
 _LARGEST = 2**63 - 1
 # A run of more steps would not see its end: the recorded runs have at most a few hundred.
@@ -55,15 +57,6 @@ def _with_vectors(weights: tuple[str, ...]) -> tuple[str, ...]:
     if "vectors" not in weights:
         raise ValueError("must hold vectors (norms, biases): Muon steps matrices alone")
     return _unique(weights)
-
-
-def _one_of(*choices: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if value not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return value
-
-    return AfterValidator(check)
 
 
 Count = Annotated[StrictInt, Field(ge=1, le=_LARGEST)]
@@ -112,8 +105,8 @@ class KLTermConfig(_Group):
     """The fields of ``algorithms.objective.KL``."""
 
     coefficient: NotNegative
-    estimator: Annotated[str, _one_of("k1", "k2", "k3")]
-    place: Annotated[str, _one_of("loss", "reward")]
+    estimator: Literal["k1", "k2", "k3"]
+    place: Literal["loss", "reward"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +173,7 @@ class SignConfig(OptimizerConfig):
 class AdamWPartConfig(_Group):
     """The weights that AdamW steps under Muon, and its numbers."""
 
-    weights: Annotated[tuple[Annotated[str, _one_of("embeddings", "head", "routers", "vectors")], ...], _VECTORS]
+    weights: Annotated[tuple[Literal["embeddings", "head", "routers", "vectors"], ...], _VECTORS]
     beta1: Momentum
     beta2: Momentum
     epsilon: Positive
@@ -196,7 +189,7 @@ class MuonConfig(OptimizerConfig):
     ns_coefficients: tuple[StrictFloat, StrictFloat, StrictFloat]
     ns_steps: Annotated[StrictInt, Field(ge=1, lt=100)]
     ns_epsilon: Positive
-    adjust_lr_fn: Annotated[str, _one_of("original", "match_rms_adamw")]
+    adjust_lr_fn: Literal["original", "match_rms_adamw"]
     adamw: AdamWPartConfig
 
 
@@ -271,7 +264,7 @@ class CollapseConfig(_Group):
 class RoutingConfig(_Group):
     """Whose experts run in the training forward, and what else is done to routers."""
 
-    replay: Annotated[str, _one_of("none", "r2", "r3", "r3_gates", "r3_filtered", "pr2", "lagged")]
+    replay: Literal["none", "r2", "r3", "r3_gates", "r3_filtered", "pr2", "lagged"]
     freeze: StrictBool
     aux_loss: NotNegative
     z_loss: NotNegative
@@ -291,7 +284,7 @@ class AuditConfig(_Group):
     algorithms: Annotated[tuple[str, ...], _UNIQUE]
     arms: Mapping[str, Any]
     drift: Annotated[tuple[Annotated[StrictInt, Field(ge=0, le=_MAX_STEPS)], ...], _NOT_EMPTY, _UNIQUE]
-    routing: Annotated[tuple[Annotated[str, _one_of("free", "r2", "r3")], ...], _NOT_EMPTY, _UNIQUE]
+    routing: Annotated[tuple[Literal["free", "r2", "r3"], ...], _NOT_EMPTY, _UNIQUE]
     router_scale: Annotated[tuple[Positive, ...], _NOT_EMPTY, _UNIQUE]
     clips: StrictBool
     minibatches: Annotated[StrictInt, Field(ge=6, le=_LARGEST)]
@@ -319,7 +312,7 @@ class RunConfig(_Group):
     seed: Annotated[StrictInt, Field(ge=0, le=_LARGEST)]
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "bf16"]
-    experts: Annotated[str, _one_of(*EXPERTS)]
+    experts: Experts
     threads: Annotated[StrictInt, Field(ge=1, le=_MAX_THREADS)]
     steps: Annotated[StrictInt, Field(ge=1, le=_MAX_STEPS)]
     total_updates: Annotated[StrictInt, Field(ge=1, le=_MAX_STEPS)] | None
@@ -405,23 +398,6 @@ NEUTRAL = _neutral(RunConfig)
 default changes no recorded hash."""
 
 _CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(TuningConfig)
-# Words of pydantic's messages → ours.
-_PLAIN = {
-    "Input should": "must",
-    "Tuple should": "must",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "less than": "below",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid tuple": "a list",
-    "a valid dictionary": "a group of fields",
-    " after validation, not 0": "",
-    " after validation, not 1": "",
-}
 
 
 def read(plain: Mapping[str, Any]) -> RunConfig:
@@ -454,9 +430,7 @@ def _in_one_line(error: ValidationError, *section: str) -> str:
         return f"`{key}` is missing"
     if kind == "kind" and isinstance(first["input"], Mapping):
         return f"`{key}.kind` {first['msg']}, got {first['input']['kind']!r}"
-    if kind in ("dataclass_type", "kind"):
+    if kind in ("dataclass_type", "dict_type", "kind"):
         return f"`{key}` must be a group of fields, got {first['input']!r}"
-    message = first["msg"].removeprefix("Value error, ")
-    for pydantic, plain in _PLAIN.items():
-        message = message.replace(pydantic, plain)
+    message = re.sub(r"^\w+ should", "must", first["msg"].removeprefix("Value error, "))
     return f"`{key}` {message}, got {first['input']!r}" if message.startswith("must") else message

@@ -8,10 +8,8 @@ import re
 from itertools import takewhile
 from pathlib import Path
 
-import yaml
-
+from steadymoe import conf
 from steadymoe.algorithms import RatioLoss, load, names, provenance
-from steadymoe.bench.runs.overrides import CONF
 from steadymoe.bench.training import columns
 
 DOCS = Path(__file__).parent
@@ -66,7 +64,7 @@ def algorithms_page() -> str:
     lines += ["", "## The same algorithms in other trainers", ""]
     lines += ["A preset is an algorithm with one trainer's numbers. Run it like an algorithm.", ""]
     presets = [name for name in names(presets=True) if "@" in name]
-    lines += [f"- [{name}](../conf/algorithm/{name}.yaml): {summary('algorithm', name)}" for name in presets]
+    lines += [f"- [{name}](../conf/algorithm.yaml): {summary('algorithm', name)}" for name in presets]
     return "\n".join([*lines, "", *_choices()])
 
 
@@ -76,8 +74,7 @@ def _choices() -> list[str]:
     for group, usage in _GROUPS.items():
         lines += [f"### {group.capitalize()}", "", usage, ""]
         if group not in _ELSEWHERE:
-            names = sorted(path.name.removesuffix(".yaml") for path in (CONF / group).glob("*.yaml"))
-            lines += [*(f"- `{name}`: {summary(group, name)}" for name in names), ""]
+            lines += [*(f"- `{name}`: {summary(group, name)}" for name in conf.names(group)), ""]
     return lines
 
 
@@ -86,10 +83,10 @@ def summary(group: str, name: str) -> str:
 
     Raises ValueError for a config that does not begin with a comment.
     """
-    lines = [line for line in (CONF / group / f"{name}.yaml").read_text().splitlines() if line != "# @package _global_"]
+    lines = [line for line in conf.text(group, name).splitlines() if line != "# @package _global_"]
     comment = [line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("# "), lines)]
     if not comment:
-        raise ValueError(f"conf/{group}/{name}.yaml must begin with a comment that says what it is")
+        raise ValueError(f"{group} {name} must begin with a comment that says what it is")
     prose = " ".join(line for line in comment if not line.startswith(" "))
     sentence = prose if "@" in name else re.split(r"(?<!\bDr\.)(?<=\.) (?=[A-Za-z`])", prose, maxsplit=1)[0]
     if group == "experiment":
@@ -116,7 +113,7 @@ def _row(name: str, first: bool) -> str:
         raise ValueError(f"the docstring of {_module(name)} does not name its shaper")
     return _line(
         [
-            f"[{name}](../algorithms/{_module(name).rpartition('.')[2]}.py) [numbers](../conf/algorithm/{name}.yaml)",
+            f"[{name}](../algorithms/{_module(name).rpartition('.')[2]}.py) [numbers](../conf/{_place(name)})",
             doc.partition("\n")[0] if first else summary("algorithm", name),
             f"[{paper[0]}](https://arxiv.org/abs/{paper[0]})" if paper else "–",
             provenance(name),
@@ -128,12 +125,13 @@ def _row(name: str, first: bool) -> str:
     )
 
 
-def _yaml(name: str) -> str:
-    return (CONF / "algorithm" / f"{name}.yaml").read_text().rstrip()
+def _place(name: str) -> str:
+    """Return the file of an algorithm's numbers, below ``conf``."""
+    return conf.path("algorithm", name).relative_to(conf.ROOT).as_posix()
 
 
 def _module(name: str) -> str:
-    return yaml.safe_load(_yaml(name))["loss"]["_target_"].rpartition(".")[0]
+    return conf.read("algorithm", name)["loss"]["_target_"].rpartition(".")[0]
 
 
 def _doc(module: str) -> str:

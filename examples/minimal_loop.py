@@ -6,8 +6,8 @@ bench/training/trainer.py. Takes about 15 seconds on one core.
 What is simplified, compared with ``steadymoe run``:
 
 1. The warm-up has a fixed length. A run trains until its accuracy is within a band, and caches the result.
-2. The model samples for itself. Engines (conf/engine) make sampler and trainer differ, as vLLM and FSDP do.
-3. Routers always choose their own experts. R2, R3 and PR² replay recorded or predicted routes (conf/routing).
+2. The model samples for itself. Engines (conf/engine.yaml) make sampler and trainer differ, as vLLM and FSDP do.
+3. Routers always choose their own experts. R2, R3 and PR² replay recorded or predicted routes (conf/routing.yaml).
 4. Each response is a row of its own. A run computes the prompt once per group.
 5. The objective is GSPO's loss alone: no correction for the sampler, no KL term, entropy bonus or length penalty.
 6. The reward is that of the training prompts. A run also evaluates on held-out prompts.
@@ -17,11 +17,10 @@ Shapes: P prompts, G responses to each, B = P·G responses in a rollout, M of th
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
-import yaml
 
+from steadymoe import conf
 from steadymoe.algorithms import Batch, load
 from steadymoe.algorithms.advantages import GroupMeanStd
 from steadymoe.bench.support.seeding import derive, numpy_generator, torch_generator
@@ -32,7 +31,7 @@ from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.sampling import roll_out
 from steadymoe.models import build
 
-MODEL = Path(__file__).parents[1] / "conf" / "model" / "micro.yaml"  # 0.45 M parameters, 4 layers, top-2 of 8 experts
+MODEL = conf.read("model", "micro")  # 0.45 M parameters, 4 layers, top-2 of 8 experts
 WARM_UP_UPDATES = 150  # until about 40 % of the answers are right: if all rewards are 0, there is nothing to learn
 WARM_UP_PROMPTS = 64  # conf/config.yaml, cold_start.batch_size
 WARM_UP_LEARNING_RATE = 3e-3  # conf/experiment/stale.yaml, cold_start.learning_rate
@@ -48,7 +47,7 @@ def train(seed: int = 0, steps: int = STEPS, warm_up_updates: int = WARM_UP_UPDA
     """Yield one row of measurements per gradient update, taken at the weights that the update starts from."""
     torch.set_num_threads(1)  # more are not reproducible to the bit
     task = Sort(symbols="0123456789", min_length=3, max_length=5, spare_tokens=2)  # "5291=" → "1259"
-    model = build.build(yaml.safe_load(MODEL.read_text())["config"], task.tokenizer, derive(seed, "model"))
+    model = build.build(MODEL["config"], task.tokenizer, derive(seed, "model"))
 
     # 0. Warm up: supervised updates on noisy demonstrations
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_UP_LEARNING_RATE, weight_decay=0.0)

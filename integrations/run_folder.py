@@ -13,7 +13,7 @@ import torch
 
 from steadymoe.bench.runs import identity, provenance, record
 from steadymoe.bench.runs.record import Record
-from steadymoe.bench.statistics.collapse import Rule, detect
+from steadymoe.bench.statistics.collapse import Rule, judge
 from steadymoe.bench.support import blame
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training.columns_of_step import Row
@@ -76,7 +76,7 @@ def free_folder(results: Path, run: Mapping[str, Any]) -> Path:
 
 def collapse(steps: pd.DataFrame, updates_per_rollout: int) -> dict[str, Any] | None:
     """Apply the rule of collapse to the table ``steps``; return the field ``diverged`` of ``run.json``."""
-    event = detect(steps, Rule(), updates_per_rollout)
+    event = judge(steps, Rule(), updates_per_rollout).collapse
     return None if event is None else {"reason": event.reason, "step": event.step, "update": None}
 
 

@@ -1,4 +1,4 @@
-"""A transformers causal language model from the numbers in ``conf/model/*.yaml``.
+"""A transformers causal language model from the numbers in ``conf/model.yaml``.
 
 This module contains no model code: the YAML names a config class of transformers (``_target_``) and its fields, and
 transformers builds the model.

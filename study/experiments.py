@@ -15,6 +15,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from steadymoe import conf
 from steadymoe.bench.runs import branch
 from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.runs.identity import OFF, flatten
@@ -24,7 +25,7 @@ from study.recorded import Arm
 
 @cache
 def _groups() -> frozenset[str]:
-    return frozenset(path.name for path in CONF.iterdir() if path.is_dir())
+    return frozenset(conf.groups())
 
 
 @cache
@@ -196,14 +197,15 @@ def arm(label: str, experiment: str, algorithm: str, overrides: str = "") -> Arm
 @cache
 def _named(config: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Return what a named config sets, with its bases: dotted key → value, and config group → name."""
-    group, prefix = config.parent.name, ""
-    row = TABLE.get(config.name) if group == "experiment" else None
+    group, name, prefix = config.parent.name, config.name, ""
+    row = TABLE.get(name) if group == "experiment" else None
     if row is not None and row.base != row.name:
         node = row.node
+    elif group in ("", "experiment"):
+        node = OmegaConf.to_container(OmegaConf.load(CONF / f"{config}.yaml"), resolve=False)  # type: ignore[assignment]
     else:
-        text = (CONF / f"{config}.yaml").read_text()
-        node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)  # type: ignore[assignment]
-        prefix = f"{group}." if group and not text.startswith("# @package _global_") else ""
+        node = conf.read(group, name)
+        prefix = "" if conf.text(group, name).startswith("# @package _global_") else f"{group}."
     values: dict[str, Any] = {}
     groups: dict[str, str | None] = {}
     for default in node.pop("defaults", ()):

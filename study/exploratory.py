@@ -79,7 +79,9 @@ def found(study: Recorded) -> dict[str, Any]:
     wide, own = BEST["gspo"], BEST["gspo, own band"]
     moe, dense = (Audited("", name, "all") for name in ("study_audit", "study_audit_twin"))
     kl, length = study.numbers(NOISY, "rollout_kl_k3", "mean").mean(), study.response_length(NOISY).mean()
-    (kl_factor,) = (row.factor for row in realism(study) if row.arm == NOISY.label and row.what.startswith("KL"))
+    (kl_factor,) = (
+        each.factor for each in realism(study) if each.arm == NOISY.label and each.row.what.startswith("KL")
+    )
     early = [study.mean_reward(arm, until=_TUNED_OVER) for arm in (wide, own)]
     rows = speed_and_level(study)
     return {

@@ -309,7 +309,7 @@ def realism(study: Recorded) -> list[Realism]:
             pair = [study.tables([arm])["steps"] for arm in (moe, dense) if arm is not None and study.has(arm)]
             number = over_dense(*pair) if len(pair) == 2 else NONE
             measured.append(Realism(OVER_DENSE, setting, moe.label, number))
-    return sorted(measured, key=lambda each: each.gate)
+    return sorted(measured, key=lambda each: each.row.gate)
 
 
 def moe_effect(study: Recorded, setting: str) -> Gate:
@@ -322,8 +322,8 @@ def moe_effect(study: Recorded, setting: str) -> Gate:
     need = Need("R5 ≥ {R5:g} or R8 ≥ {R8:g}".format(**PRESENT) + "".join(f", {gate}" for gate in also), setting)
     first: dict[str, Realism] = {}
     for each in realism(study):
-        if each.setting == setting and each.gate in (*PRESENT, *also) and each.number.n:
-            first.setdefault(each.gate, each)
+        if each.setting == setting and each.row.gate in (*PRESENT, *also) and each.number.n:
+            first.setdefault(each.row.gate, each)
     measured = {gate: each.number for gate, each in first.items()}
     if not PRESENT.keys() & measured.keys() or not measured.keys() >= set(also):
         return Gate(need, "not measured", "not all were recorded")

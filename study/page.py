@@ -136,7 +136,7 @@ def shown_doses(rows: pd.DataFrame) -> pd.DataFrame:
 def _gates(study: Recorded, gates: Sequence[Gate]) -> dict[str, Any]:
     """The values of the page's sections on gates."""
     by_arm, rows = kept(study), realism(study)
-    far = [f"{row.gate} ({row.setting})" for row in rows if row.factor > _FAR or row.factor < 1 / _FAR]
+    far = [f"{each.row.gate} ({each.setting})" for each in rows if each.factor > _FAR or each.factor < 1 / _FAR]
     below = [arm for arm, number in by_arm.items() if number.mean < MIN_KEPT]
     return {
         "gate_counts": gate_counts(gates),

@@ -6,6 +6,8 @@ Tests that compare with committed numbers hold at 0 alone.
 """
 
 import os
+import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import torch
+from builds import PACKAGES, ROOT, build_wheel
 from transformers import PreTrainedModel
 
 from steadymoe.bench import cli
@@ -48,6 +51,7 @@ def shift_seeds() -> None:
 if SHIFT:
     shift_seeds()
 
+RECORDED = Path(__file__).parent / "recorded" / "results"
 MICRO = {
     "_target_": "transformers.Qwen3MoeConfig",
     "num_hidden_layers": 3,
@@ -69,22 +73,46 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run ``steadymoe`` with these words in this process; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["steadymoe", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return int(stopped.value.code or 0)
+
+
 @pytest.fixture
-def refusal_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """The one line on stderr with which ``steadymoe run`` refuses words: exit code 2, no training, no file touched."""
+def recorded(tmp_path: Path) -> Path:
+    """A results folder with the nine recorded runs: ``tmp_path``."""
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    return tmp_path
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The one line on stderr with which ``steadymoe`` refuses words: exit code 2, and nothing on stdout."""
+
+    def answer(*words: str) -> str:
+        capsys.readouterr()
+        assert steadymoe(monkeypatch, *words) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert said.err.startswith("steadymoe: ")
+        return said.err
+
+    return answer
+
+
+@pytest.fixture
+def refusal_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> Callable[..., str]:
+    """The one line with which ``steadymoe run`` refuses words: no training, no file touched."""
 
     def answer(*words: str) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
-        monkeypatch.setattr(sys, "argv", ["steadymoe", "run", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        said = capsys.readouterr()
-        assert (stopped.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+        said = refused("run", *words)
         assert list(tmp_path.iterdir()) == []
-        return said.err
+        return said
 
     return answer
 
@@ -99,3 +127,24 @@ def task() -> Chain:
 def model(task: Chain) -> PreTrainedModel:
     """A fresh random MoE model, smaller than micro."""
     return build.build(MICRO, task.tokenizer, seed=0, device="cpu")
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))  # a socket's path may have 107 bytes
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree, since a build leaves files beside its pyproject.toml."""
+    source = tmp_path_factory.mktemp("source")
+    for name in (*PACKAGES, "integrations"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    return source
+
+
+@pytest.fixture(scope="session")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))

@@ -13,25 +13,18 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
+from fixtures import RECORDED, steadymoe
 from hydra.utils import instantiate
 from rich.console import Console
 from safetensors.torch import save_file
-from test_execute import SMALL
+from small_runs import SMALL
 
-from steadymoe.bench import cli, schema
-from steadymoe.bench.runs import compose, dry, execute, fits, identity, launch, progress, record, validate
+from steadymoe.bench import schema
+from steadymoe.bench.runs import compose, execute, fits, identity, launch, progress, record, validate
 from steadymoe.bench.support import atomic_files, revision
-
-
-def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["steadymoe", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return int(stopped.value.code or 0)
-
+from steadymoe.models import build
 
 WRONG = {
     "trian.lr=3": "there is no 'trian.lr'",
@@ -39,13 +32,13 @@ WRONG = {
     "algorithm=gsop": "did you mean gspo, ",
     "model=mirco": "did you mean micro, ",
     "experiment=quick": "did you mean quickstart, ",
-    "steps=abc": "`steps` must be a whole number",
+    "steps=abc": "`steps` must be a valid integer",
     "steps=0": "`steps`",
     "steps=" + "9" * 23: "`steps`",
     "model.config.num_hidden_layers=" + "9" * 17: "model.config.num_hidden_layers must be between 1 and 100000",
     "rollout.responses=1": "`rollout.responses`",
     "updates_per_rollout=7": "must divide rollout.prompts",
-    "optimizer.learning_rate=-1": "`optimizer.learning_rate` must be at least 0, got -1",
+    "optimizer.learning_rate=-1": "`optimizer.learning_rate` must be greater than or equal to 0, got -1",
     "device=tpu": "'cpu' or 'cuda'",
     "model.config.num_experts=1": "top-k above the number of experts",
     "+model.config.num_expert=8": "did you mean num_experts",
@@ -54,7 +47,7 @@ WRONG = {
     "algorithm.loss.clip=1": "did you mean clip_low? its fields are",
     "algorithm.loss.dual_clip=abc": "GRPO: dual_clip must be a number or null; got 'abc'",
     "algorithm.loss.clip_low=null": "GRPO: clip_low must be a number; got None",
-    "algorithm.kl.estimator=3": "`algorithm.kl.estimator` must be text",
+    "algorithm.kl.estimator=3": "`algorithm.kl.estimator` must be 'k1', ",
     "algorithm.kl.coefficient=inf": "`algorithm.kl.coefficient` must be a finite number",
     "log=mlflow": "`log` must be 'tensorboard' or 'wandb'",
     "correction=null": "correction takes one name, got null; correction=none is the default",
@@ -100,12 +93,12 @@ WRONG = {
     "algorithm=/grpo": "not by a path",
     "task=../task/chain": "choose from chain, ledger",
     "results_dir=": "results_dir must name a folder",
-    "experiment_name=" + "e" * 300: "experiment_name may have 180 letters; got 300",
+    "experiment_name=" + "e" * 300: "experiment_name may hold up to 180 letters",
     "results_dir=" + "r" * 300: "names of at most 255 bytes",
     "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
     "seed=" + "9" * 30: "`seed`",
-    "rollout.prompts=80000000000": "rollout.prompts=80000000000 with rollout.responses=8 takes at least",
-    "cold_start.check_prompts=80000000000": "cold_start.check_prompts=80000000000 takes at least",
+    "rollout.prompts=80000000000": "the run takes at least",
+    "cold_start.check_prompts=80000000000": "the run takes at least",
     "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
     "hydra.launcher.n_jobs=two": "hydra.launcher.n_jobs",
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
@@ -147,9 +140,9 @@ def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
         (["algorithm=rspo_grpo", "algorithm.loss.clip_low=0.1"], "the host's own are host."),
         (["algorithm=gspo", "algorithm.loss.epsilon_high=0.1"], "did you mean clip_high?"),
         (["optimizer=muon", "optimizer.adamw.weights=[head]"], "`optimizer.adamw.weights` must hold vectors"),
-        (["optimizer=muon", "optimizer.adamw.weights=[vectors,biases]"], "must be one of embeddings, head, routers"),
-        (["optimizer=muon", "optimizer.adjust_lr_fn=rms"], "`optimizer.adjust_lr_fn` must be one of original, match"),
-        (["optimizer=muon", "optimizer.momentum=1"], "`optimizer.momentum` must be below 1"),
+        (["optimizer=muon", "optimizer.adamw.weights=[vectors,biases]"], "must be 'embeddings', 'head', 'routers'"),
+        (["optimizer=muon", "optimizer.adjust_lr_fn=rms"], "`optimizer.adjust_lr_fn` must be 'original' or 'match_"),
+        (["optimizer=muon", "optimizer.momentum=1"], "`optimizer.momentum` must be less than 1"),
         (["optimizer=sgd", "optimizer.beta1=0.9"], "optimizer=sgd has no beta1; choose from"),
         (["optimizer=muon", "routing=pr2"], "routing=pr2: predictor_learning_rate is a rate for AdamW"),
         (["--redo", "--retry-failed"], "not allowed with"),
@@ -216,14 +209,21 @@ def test_a_gpu_is_looked_for_where_a_run_begins(
     assert "torch finds no CUDA device here" in line
 
 
-def test_memory_is_what_the_bound_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the bound a run is planned, a byte below it is not; twice the prompts take twice the memory."""
-    (made,) = compose.plan(["rollout.prompts=64"])
+def test_memory_is_what_the_bound_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the bound a run is planned, a byte below it is not; what a run holds more of, it needs more memory for."""
+
+    def need(*words: str) -> int:
+        (made,) = compose.plan(["rollout.prompts=64", "probe.responses=1", *words])
+        return fits.memory_need(made.config, instantiate(made.config.task))
+
+    (made,) = compose.plan(["evaluation.pass_k=1024", "rollout.prompts=8"])
     task = instantiate(made.config.task)
-    needs, (half,) = fits.memory_needs(made.config, task), compose.plan([])
-    (rollout,) = (needed for what, needed in needs.items() if what.startswith("rollout"))
-    assert rollout == 2 * next(iter(fits.memory_needs(half.config, task).values()))
-    most = max(needs.values())
+    most = fits.memory_need(made.config, task)
+    assert need() < need("rollout.prompts=128") < 2 * need()
+    assert need("evaluation.pass_k=1024", "rollout.prompts=8") > need("rollout.prompts=8")
+    weights = need("routing=lagged", "routing.lag=3") - need("routing=lagged", "routing.lag=2")
+    assert weights == 4 * build.build(made.config.model["config"], task.tokenizer, 0).num_parameters()
+    assert need("routing=lagged", "routing.lag=3") - need() == 3 * weights
     monkeypatch.setattr(fits, "capacity", lambda _: most)
     fits.check_memory(made.config, task)
     monkeypatch.setattr(fits, "capacity", lambda _: most - 1)
@@ -255,11 +255,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert steadymoe(monkeypatch, *words) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0] == "4 runs: 4 to run"
-    assert said[1].startswith("minutes: about ")
-    assert "a rough estimate: 4 of 4 runs at the pace of reference runs" in said[1]
-    monkeypatch.setattr(dry, "_REFERENCE", tmp_path / "a wheel has none")
-    assert steadymoe(monkeypatch, *words) == 0
-    assert "minutes: unknown" in capfd.readouterr().out
+    assert said[1].startswith("minutes: unknown")
     assert files() == {}
     monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
@@ -289,65 +285,29 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert files() == before
 
 
-def test_the_pace_of_a_first_run_is_guessed_from_the_most_alike_reference_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dry, "_REFERENCE", tmp_path)
-    columns = ["model", "task", "prompts", "responses", "updates_per_rollout", "steps", "wall_seconds"]
-    rows = [
-        ("micro", "chain", 16, 8, 4, 10, 100.0),  # 10 seconds a step
-        ("micro", "chain", 16, 8, 4, 10, 120.0),
-        ("micro", "chain", 16, 8, 4, 10, 900.0),  # another process was at work: the median is 12
-        ("micro", "chain", 32, 8, 8, 10, 1000.0),
-        ("micro", "sort", 16, 8, 4, 10, 500.0),
-        ("flat", "chain", 16, 8, 4, 10, 7000.0),
-    ]
-    (tmp_path / "recorded").mkdir()
-    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "recorded" / "runs.parquet")
-
-    def pace(*words: str) -> float | None:
-        (run,) = compose.plan(["model=micro", "task=chain", "rollout.responses=8", *words])
-        return dry._guess(*dry._size(run), dry._reference())
-
-    assert pace("rollout.prompts=16", "updates_per_rollout=4") == pytest.approx(12)
-    assert pace("rollout.prompts=32", "updates_per_rollout=8") == pytest.approx(100)
-    assert pace("rollout.prompts=64", "updates_per_rollout=4", "task=sort") == pytest.approx(4 * 50)
-    assert pace("model=deep") is None
-
-
 def test_the_status_of_a_folder_that_is_not_there_is_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     (tmp_path / "file").write_text("")
     for where in ("nowhere", "file"):
-        assert steadymoe(monkeypatch, "status", "--results", str(tmp_path / where)) == 2
-        said = capsys.readouterr()
-        assert said.err.startswith(f"steadymoe: there is no folder {tmp_path / where}")
-        assert said.err.count("\n") == 1
-        assert said.out == ""
+        assert f"there is no folder {tmp_path / where}" in refused("status", "--results", str(tmp_path / where))
     assert steadymoe(monkeypatch, "status", "--results", str(tmp_path)) == 0  # a folder of no runs yet
 
 
 @pytest.mark.parametrize("words", [["reprot"], [], ["report", "--formt", "png"], ["status", "--experiment", "x\x1b"]])
 def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], refused: Callable[..., str]
 ) -> None:
-    assert steadymoe(monkeypatch, *words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("steadymoe: ")
-    assert said.count("\n") == 1
-    assert "\x1b" not in said
+    assert "\x1b" not in refused(*words)
 
 
 def test_a_results_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert steadymoe(monkeypatch, "run", f"results_dir={tmp_path}/file/results") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in refused("run", f"results_dir={tmp_path}/file/results")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
-    assert steadymoe(monkeypatch, "run", f"results_dir={tmp_path}") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in refused("run", f"results_dir={tmp_path}")
 
 
 def test_a_sweep_runs_reports_and_tells_its_status(
@@ -399,12 +359,12 @@ def test_cfg_prints_the_config_and_checks_it(
 
 
 def test_weights_of_another_model_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_file({"model.norm.weight": torch.ones(3)}, "other.safetensors")
-    assert steadymoe(monkeypatch, "run", "cold_start.path=other.safetensors") == 2
-    assert "does not fit this model; the first weight that differs is" in capsys.readouterr().err
+    said = refused("run", "cold_start.path=other.safetensors")
+    assert "does not fit this model; the first weight that differs is" in said
 
 
 def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_path: Path) -> None:
@@ -438,17 +398,13 @@ def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_
     assert "did you mean clip_high?" in wrong.stderr
 
 
-RECORDED = Path(__file__).parent / "recorded" / "results"
-
-
 def test_one_figure_is_drawn_from_the_experiment_that_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    words = ["report", "--figure", "fig02", "--experiment", "small", "--results", str(tmp_path), "--format", "svg"]
+    words = ["report", "--figure", "fig02", "--experiment", "small", "--results", str(recorded), "--format", "svg"]
     assert steadymoe(monkeypatch, *words) == 0
-    assert (tmp_path / "figures" / "small-fig02-clip_fraction.svg").exists()
-    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".txt"}
+    assert (recorded / "figures" / "small-fig02-clip_fraction.svg").exists()
+    assert {path.suffix for path in (recorded / "figures").iterdir()} == {".svg", ".txt"}
     assert "small-fig02-clip_fraction.csv" in capsys.readouterr().out
 
 
@@ -469,31 +425,22 @@ def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, mon
     assert together == {path: path.read_bytes() for path in together}
 
 
-def test_a_format_that_there_is_not_is_answered_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), "--format", "gif") == 2
-    assert capsys.readouterr().err == "steadymoe: --format takes png, svg, pdf; got gif\n"
+def test_a_format_that_there_is_not_is_answered_in_one_line(tmp_path: Path, refused: Callable[..., str]) -> None:
+    said = refused("report", "--results", str(tmp_path), "--format", "gif")
+    assert said == "steadymoe: --format takes png, svg, pdf; got gif\n"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("option", ["--format", "--arms"])
 @pytest.mark.parametrize("instead", [["--list"], ["--keep", "kept"], ["--export", "csv"]])
 def test_an_option_that_would_change_nothing_is_refused(
-    instead: list[str],
-    option: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    instead: list[str], option: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(recorded)
     given = {"--format": "svg", "--arms": "grpo"}[option]
-    assert steadymoe(monkeypatch, "report", *instead, option, given, "--results", str(tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"steadymoe: {option} is for ")
-    assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    said = refused("report", *instead, option, given, "--results", str(recorded))
+    assert said.startswith(f"steadymoe: {option} does not go with {instead[0]}")
+    assert [path.name for path in recorded.iterdir()] == ["runs"]
 
 
 @pytest.mark.parametrize(
@@ -506,12 +453,9 @@ def test_an_option_that_would_change_nothing_is_refused(
     ],
 )
 def test_a_figure_that_cannot_be_drawn_is_answered_in_one_line(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, refused: Callable[..., str]
 ) -> None:
-    assert steadymoe(monkeypatch, "report", "--figure", *words, "--results", str(RECORDED)) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    assert said in refused("report", "--figure", *words, "--results", str(RECORDED))
 
 
 def test_the_list_of_figures_says_which_have_their_data(

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import generate
 import pytest
-from test_execute import SMALL
+from small_runs import SMALL
 
-from steadymoe import bench
+from steadymoe import bench, conf
 from steadymoe.algorithms import names, provenance
 from steadymoe.bench import cli
 from steadymoe.bench.check import command as check
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import compose
-from steadymoe.bench.runs.overrides import CONF, composing, swept
+from steadymoe.bench.runs.overrides import composing, swept
 from steadymoe.bench.support import external
 from steadymoe.bench.support.findings import ask
 
@@ -183,7 +183,7 @@ def test_a_generated_page_or_section_is_fresh(page: str, generated: Callable[[],
 
 
 def test_every_config_group_is_on_the_page_of_choices() -> None:
-    assert {"algorithm", *generate._GROUPS} == {path.name for path in CONF.iterdir() if path.is_dir()}
+    assert {"algorithm", *generate._GROUPS} == set(conf.groups())
 
 
 def test_the_architecture_names_every_folder() -> None:

@@ -20,10 +20,9 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from fixtures import RECORDED, make_socket, steadymoe
 from rich.console import Console
-from test_atomic_files import bound
-from test_cli import RECORDED, steadymoe
-from test_execute import SMALL
+from small_runs import SMALL
 
 from steadymoe.bench.report import archive, report_page, write
 from steadymoe.bench.runs import compose, overrides, progress, provenance, record, status
@@ -123,7 +122,7 @@ def test_markup_in_a_path_or_a_label_is_no_markup(
     "verb", [["report"], ["report", "--export", "csv"], ["report", "--keep", "kept"], ["report", "--figure", "fig02"]]
 )
 def test_an_experiment_is_one_of_those_that_are_there(
-    verb: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     shutil.copytree(RECORDED / "runs" / "small", tmp_path / "x" / "runs" / "small")
     (tmp_path / "a" / "b").mkdir(parents=True)
@@ -131,10 +130,7 @@ def test_an_experiment_is_one_of_those_that_are_there(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.glob("**/*"))
     words = [*verb, "--results", "a/b", "--experiment", name]
-    assert steadymoe(monkeypatch, *words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("steadymoe: ")
-    assert said.count("\n") == 1
+    refused(*words)
     assert sorted(tmp_path.glob("**/*")) == before
 
 
@@ -387,10 +383,10 @@ MADE: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "a link to a device": lambda path: path.symlink_to("/dev/zero"),
     "a link": lambda path: path.symlink_to(Path(__file__)),
-    "a socket": bound,
+    "a socket": make_socket,
     "a folder": Path.mkdir,
 }
-READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json", "../../../../../sweeps.json"]
+READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json"]
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -422,7 +418,7 @@ def test_nothing_but_a_regular_file_is_read(
     "name", ["report.html", "tables", "figures", "tables/small-summary.csv", "figures/small-overview.svg", "runs"]
 )
 def test_a_report_writes_through_no_link(
-    name: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     results, target = tmp_path / "results", tmp_path / "mine"
     shutil.copytree(small, results)
@@ -440,15 +436,13 @@ def test_a_report_writes_through_no_link(
     else:
         monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
         words = ["report"]
-    assert steadymoe(monkeypatch, *words, "--results", str(results), "--format", "svg") == 2
-    said = capsys.readouterr().err
-    assert (said.count("\n"), "is a link" in said) == (1, True)
+    assert "is a link" in refused(*words, "--results", str(results), "--format", "svg")
     assert (sorted(target.rglob("*")), (target / "file").read_text()) == (before, "mine")
 
 
 @pytest.mark.parametrize("verb", [["--keep", "kept"], ["--export", "csv"]])
 def test_archives_and_exports_write_through_no_link(
-    verb: list[str], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: list[str], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     shutil.copytree(small, tmp_path / "results")
     (tmp_path / "mine").mkdir()
@@ -456,8 +450,7 @@ def test_archives_and_exports_write_through_no_link(
     for place in (tmp_path / "kept" / "data", tmp_path / "results" / "tables"):
         place.symlink_to(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    assert steadymoe(monkeypatch, "report", "--experiment", "small", *verb) == 2
-    assert "is a link" in capsys.readouterr().err
+    assert "is a link" in refused("report", "--experiment", "small", *verb)
     assert list((tmp_path / "mine").iterdir()) == []
 
 

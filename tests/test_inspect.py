@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import steadymoe
 from safetensors.torch import load_file, save_file
-from test_cli import steadymoe
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -293,18 +293,11 @@ def filled(part: str, value: float, dtype: torch.dtype = torch.float32) -> Calla
     ],
 )
 def test_what_is_no_moe_checkpoint_is_answered_in_one_line(
-    spoil: Callable[[Path], None],
-    message: str,
-    checkpoint: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], None], message: str, checkpoint: Path, refused: Callable[..., str]
 ) -> None:
     spoil(checkpoint)
     before = sorted(checkpoint.parent.rglob("*"))
-    assert steadymoe(monkeypatch, "inspect", str(checkpoint)) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert message in refused("inspect", str(checkpoint))
     assert sorted(checkpoint.parent.rglob("*")) == before
 
 
@@ -315,8 +308,5 @@ def test_the_folder_itself_may_be_a_link(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "2", "fast"])
-def test_a_rate_must_be_one(
-    rate: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert steadymoe(monkeypatch, "inspect", str(checkpoint), f"--rate={rate}") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_a_rate_must_be_one(rate: str, checkpoint: Path, refused: Callable[..., str]) -> None:
+    refused("inspect", str(checkpoint), f"--rate={rate}")

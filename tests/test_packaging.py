@@ -1,50 +1,19 @@
 """The wheel holds every package, config and template, and the command line works from it."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("algorithms", "models", "bench", "conf")
+from builds import PACKAGES, ROOT
 
 
 def test_the_list_of_packages_is_the_tree() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = {path.parent.relative_to(ROOT) for name in PACKAGES[:3] for path in (ROOT / name).rglob("*.py")}
     assert set(listed) == {"steadymoe.conf", *("steadymoe." + ".".join(folder.parts) for folder in folders)}
-
-
-def pip(*words: str | Path) -> str:
-    """What one command of pip writes."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, words)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree, since a build leaves files beside its pyproject.toml."""
-    source = tmp_path_factory.mktemp("source")
-    for name in (*PACKAGES, "integrations"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    return source
-
-
-def build(source: Path, place: Path) -> Path:
-    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", place, source)
-    return next(place.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(source, tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_module_config_and_template(wheel: Path) -> None:

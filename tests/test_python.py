@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures import RECORDED
 from matplotlib.figure import Figure
-from test_execute import SMALL
+from small_runs import SMALL
 
 from steadymoe import bench
 from steadymoe.bench import schema
@@ -22,7 +23,6 @@ from steadymoe.bench.schema import ConfigError
 from steadymoe.models import build
 
 ROOT = Path(__file__).parent.parent
-RECORDED = ROOT / "tests" / "recorded" / "results"
 # What the page's run takes, in place of its own size.
 TINY = [*(word for word in SMALL if not word.startswith(("steps=", "model=micro"))), "model=micro", "steps=2", "seed=0"]
 

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
 ORDER = (
+    ("conf",),
     ("support", "algorithms", "models", "statistics"),
     ("tasks",),
     ("schema",),
@@ -20,7 +21,7 @@ ORDER = (
     ("cli",),
 )
 ONE_FILE = ("cli", "inspect", "schema")
-AT_THE_ROOT = ("algorithms", "models")
+AT_THE_ROOT = ("algorithms", "conf", "models")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms
 }
@@ -79,3 +80,12 @@ def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() ->
 def test_the_losses_in_verl_import_only_what_the_losses_alone_hold() -> None:
     names = {name for path in (ROOT / "integrations" / "verl").glob("*.py") for name in imported(path)}
     assert all(name.startswith(("steadymoe.algorithms.", "steadymoe.integrations.verl.")) for name in names)
+
+
+def test_no_test_imports_a_test() -> None:
+    files = [
+        path for folder in ("tests", "study/tests", "integrations/tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    tests = re.compile(r"^\s*(from|import) test_\w+", re.MULTILINE)
+    assert files
+    assert not [path for path in files if tests.search(path.read_text())]

@@ -10,9 +10,10 @@ import hydra
 import many_runs
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from steadymoe.bench.report import archive, realism, report_page, tables
-from steadymoe.bench.runs import compose, dry, identity, provenance, status
+from steadymoe.bench.runs import compose, dry, identity, provenance, record, status
 from steadymoe.bench.support import regular_files, source
 
 FEW, MANY = 10, 60
@@ -81,13 +82,16 @@ def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: C
     words = ["algorithm=grpo,gspo", "model=micro", "experiment_name=x", f"results_dir={tmp_path}"]
     compose.plan([*words, "seed=0"], True)  # fills the caches of this process
     calls.of(hydra, "compose")
-    calls.of(dry, "_guess")
+    calls.of(dry, "_paces")
     calls.of(importlib.metadata, "version")
-    counted = [
-        calls.during(lambda n=n: dry.lines(compose.plan([*words, f"seed=range({n})"], True), 0, 1)) for n in (5, 30)
-    ]
+
+    def looked_at(n: int) -> None:
+        runs = compose.plan([*words, f"seed=range({n})"], True)
+        dry.lines(runs, {run.folder: record.read_state(run.folder) for run in runs}, 0, 1)
+
+    counted = [calls.during(lambda n=n: looked_at(n)) for n in (5, 30)]
     assert counted[0] == counted[1]
-    assert counted[0]["_guess"] == 1
+    assert counted[0]["_paces"] == 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,9 @@ def test_a_value_changed_without_hydra_is_that_of_hydra(word: str) -> None:
     with compose.overrides.composing(words):
         plain, choices = compose.overrides.compose(words)
         config = hydra.compose("config", words, return_hydra_config=True)
-        assert (plain, choices) == compose.overrides._as_plain(config)
+        theirs = {key: config[key] for key in config if key != "hydra"}
+        assert plain == OmegaConf.to_container(OmegaConf.create(theirs), resolve=True)
+        assert choices["algorithm"] == config.hydra.runtime.choices["algorithm"]
 
 
 def test_labels_of_paths_take_one_look_at_each_path(calls: Calls) -> None:

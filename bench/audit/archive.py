@@ -4,7 +4,6 @@
 as one file, ``audits/<experiment>/audits.parquet``, small enough to be committed.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from steadymoe.bench.audit import tables
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS, table_path
 from steadymoe.bench.report import archive
-from steadymoe.bench.runs import identity, record
+from steadymoe.bench.runs import identity, lifecycle, record
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
@@ -30,6 +29,11 @@ _FACTS = (
     *("command", "revision", "versions", "machine", "audit_hash"),
     *("config", "arms", "losses", "seconds", "cold_start"),
 )
+# What an ``audit.json`` must have to be joined with others.
+_FIELDS: lifecycle.Fields = {
+    **{"command": str, "config": dict, "config.engine": dict, "config.audit.drift": list},
+    **{"arms": dict, "losses": dict},
+}
 _BAND = ("clip_low", "clip_high")
 # Next to the columns of an audit: the checkpoint, the overrides by which audits of an experiment differ, the engine's
 # strength, and each loss's algorithm and, if it differs from the algorithm in nothing else, its band.
@@ -71,17 +75,11 @@ def load(results: Path, experiment: str) -> Archive:
         raise NoAudits(f"there is no audit in {place}; make one: steadymoe audit experiment={experiment}")
     rows = archive.read_kept(place / _TABLE)
     tables.refuse_lacking(rows, place / _TABLE, [*COLUMNS, *ADDED])
-    try:
-        facts = regular_files.read_json(place / _PROVENANCE)
-        unfinished, made = [visible(str(line)) for line in facts["unfinished"]], list(facts["audits"])
-        is_whole = record.checksum(place / _TABLE) == facts["checksum"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(
-            f"{place / _PROVENANCE} is damaged or of an earlier version: it should say what made the audits"
-        ) from error
-    if not is_whole:
+    facts = _read(place / _PROVENANCE, {"unfinished": list, "audits": list, "checksum": str})
+    if record.checksum(place / _TABLE) != facts["checksum"]:
         raise Damaged(f"{place / _TABLE} is damaged, or of another edition than {_PROVENANCE}; archive it again")
-    return Archive(all_visible(tables.with_gain(rows)), unfinished, made)
+    unfinished = [visible(str(line)) for line in facts["unfinished"]]
+    return Archive(all_visible(tables.with_gain(rows)), unfinished, facts["audits"])
 
 
 def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
@@ -104,15 +102,9 @@ def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
         start = facts["config"].get("start_from")
         if isinstance(start, str):
             facts["config"] = facts["config"] | {"start_from": start.partition("/runs/")[2] or start}
-    write_facts(path.parent, audits.unfinished, audits.made)
+    facts = {"unfinished": audits.unfinished, "audits": audits.made, "checksum": record.checksum(path)}
+    atomic_files.write_json(path.with_name(_PROVENANCE), facts)
     return path, audits.unfinished
-
-
-def write_facts(folder: Path, unfinished: Sequence[str], made: Sequence[Mapping[str, Any]]) -> None:
-    """Write what made the audits of an archive, with the checksum of its table."""
-    facts = {"unfinished": unfinished, "audits": made, "checksum": record.checksum(folder / _TABLE)}
-    text = json.dumps(facts, indent=1, ensure_ascii=False)
-    atomic_files.write(folder / _PROVENANCE, partial(Path.write_text, data=f"{text}\n"))
 
 
 def _joined(place: Path, folders: Sequence[Path]) -> Archive:
@@ -136,18 +128,18 @@ def _joined(place: Path, folders: Sequence[Path]) -> Archive:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Return the content of ``audit.json`` as far as it is read here. Raises Damaged."""
-    path = folder / "audit.json"
-    try:
-        facts: dict[str, Any] = regular_files.read_json(path)
-        config, losses = facts["config"], [*facts["arms"].values(), *facts["losses"].values()]
-        is_audit = all(isinstance(part, Mapping) for part in [config, config["engine"], *losses])
-        is_audit &= isinstance(config["audit"]["drift"], list) and isinstance(facts["command"], str)
-        is_audit &= all(isinstance(arm["algorithm"], str) for arm in facts["arms"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        is_audit = False
-    if not is_audit:
-        raise Damaged(f"{path} is damaged; measure again with --redo")
+    """Return the content of ``audit.json``. Raises Damaged unless it has what is read here."""
+    facts = _read(folder / "audit.json", _FIELDS)
+    has_names = all(isinstance(lifecycle.at(arm, "algorithm"), str) for arm in facts["arms"].values())
+    if not has_names or not all(isinstance(loss, dict) for loss in facts["losses"].values()):
+        raise Damaged(f"{folder / 'audit.json'} has no proper losses")
+    return facts
+
+
+def _read(path: Path, fields: lifecycle.Fields) -> dict[str, Any]:
+    """Return facts. Raises Damaged without them, or without all ``fields``."""
+    if (facts := lifecycle.read(path, fields)) is None:
+        raise Damaged(f"there is no {path}, which says what made the audits")
     return facts
 
 

@@ -23,6 +23,10 @@ _REPORT = """Write tables and figures of an experiment's audits, over checkpoint
 
   steadymoe audit report --experiment audit --losses grpo,gspo --against gspo --drift 16
   steadymoe audit report --experiment audit --keep archive    archive the data, and draw nothing"""
+_MODES = {
+    "report": {"experiment", "results", "losses", "against", "drift", "format", *paper.OPTIONS},
+    "keep": {"experiment", "results", "keep"},
+}
 # An argument that has left → the command that does its work.
 _MOVED = {
     "--bundle": "steadymoe-integrations audit FILE",
@@ -36,7 +40,10 @@ def main(words: list[str]) -> int:
     0: done; 1: a measurement failed; 130: interrupted. Raises UserError for an invalid request.
     """
     if words[:1] == ["report"]:
-        return _report(_report_parser().parse_args(words[1:]))
+        parser = _report_parser()
+        given = parser.parse_args(words[1:])
+        parser.mode(given, _MODES)
+        return _report(given)
     for word in words:
         if moved := _MOVED.get(word.partition("=")[0]):
             raise UserError(f"audit {word} is now {moved} (pip install ./integrations)")
@@ -45,17 +52,15 @@ def main(words: list[str]) -> int:
 
 def _parser() -> Parser:
     """Return the parser of the measurement."""
-    parser = Parser(prog="steadymoe audit", description=_MEASURE, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="steadymoe audit", description=_MEASURE)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     parser.add_argument("--dry", action="store_true", help="print what exists and what would run")
     parser.add_argument("--redo", action="store_true", help="measure everything again")
     return parser
 
 
-def _report_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="steadymoe audit report", description=_REPORT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _report_parser() -> Parser:
+    parser = Parser(prog="steadymoe audit report", description=_REPORT)
     parser.add_argument("--experiment", default="audit", help="the experiment of the audits (default: audit)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     parser.add_argument("--losses", metavar="A,B", help="only these losses, by label (default: all)")
@@ -113,11 +118,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.audit import archive, report
     from steadymoe.bench.report import write
 
-    chosen = {name: getattr(arguments, name) for name in ("losses", "against", "drift")}
     if arguments.keep is not None:
-        if given := [f"--{name}" for name, value in chosen.items() if value is not None]:
-            raise UserError(f"--keep archives all losses; leave {', '.join(given)} out")
-        paper.refuse(arguments)
         path, missing = archive.keep(arguments.results, arguments.experiment, arguments.keep)
         print("\n".join(visible(line) for line in [f"wrote {path}", *missing]))
         return 0
@@ -126,7 +127,7 @@ def _report(arguments: argparse.Namespace) -> int:
     place, experiment = arguments.results, arguments.experiment
     with paper.used(paper.given(arguments)):
         written = report.write(place, experiment, formats, losses, arguments.against, arguments.drift)
-    print(written.ranking)
+    print(written.table)
     for line in [*(f"wrote {path}" for path in written.files), *written.missing]:
         print(visible(line))
     return 0

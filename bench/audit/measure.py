@@ -91,7 +91,7 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
     top_k = max((loss.learner.objective.traits.top_k for loss in every), default=0)
     moves = rollouts.respond(trainer, of_drift, "audit_drift", start, top_k)
     rollout = rollouts.respond(trainer, of_audited, "audit_audited", start, top_k, by_engine=True)
-    frozen = {}
+    frozen: dict[str, Frozen] = {}
     for routing in config.audit.routing:  # the old policy of r3 is under the sampler's routes
         replayed = replace(config, routing=replace(config.routing, replay="r3" if routing == "r3" else "none"))
         frozen[routing] = rollouts.freeze(Learner(model, replayed), trainer, [*every, truth], rollout)

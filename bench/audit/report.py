@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -13,21 +12,11 @@ from steadymoe.bench.audit.measure import NOT_FINITE
 from steadymoe.bench.report import paper
 from steadymoe.bench.report import write as writer
 from steadymoe.bench.report.figures import CannotDraw, looks
+from steadymoe.bench.report.report_page import Report
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import without_mathematics
 
 _LONGEST_NAME = 80
-
-
-@dataclass(frozen=True)
-class Written:
-    """The result of ``write``."""
-
-    files: list[Path]
-    ranking: str
-    """The losses at the largest drift, by falling usefulness, as Markdown."""
-    missing: list[str]
-    """One line for each figure that was not drawn, and for each audit that is not finished."""
 
 
 def write(
@@ -37,8 +26,11 @@ def write(
     losses: Sequence[str] | None = None,
     against: str | None = None,
     drift: int | None = None,
-) -> Written:
+) -> Report:
     """Write tables and figures of the audits of ``experiment`` to ``tables/`` and ``figures/`` below ``results``.
+
+    The report's table has the losses at the largest drift, by falling usefulness; a line is missing for each figure
+    that was not drawn, and for each audit that is not finished.
 
     ``losses`` are labels to show (default: all), ``against`` the loss to compare with (default: grpo, else the first),
     ``drift`` the largest k to show. Raises UserError for a name or number that is not there and without audits, and
@@ -71,7 +63,7 @@ def write(
                 continue
             files += writer.figure(results, f"{stem}-{name}{ending}", drawn, formats=formats)
     last = ranking[ranking["k"] == ranking["k"].max()]
-    return Written(files, writer.to_markdown(_short(last)), missing)
+    return Report(files, writer.to_markdown(_short(last)), missing)
 
 
 def _clips(results: Path, stem: str, rows: pd.DataFrame, formats: Sequence[str]) -> Iterator[Path]:
@@ -113,7 +105,8 @@ def _named(rows: pd.DataFrame, reference: str | None) -> tuple[pd.DataFrame, str
     measured = rows.loc[rows["algorithm"] != "", ["loss", "algorithm"]].rename(columns={"loss": "arm"})
     paper.refuse_unknown(measured)
     names = paper.renamed(measured)
-    return rows.assign(loss=rows["loss"].map(lambda loss: names.get(loss, loss))), names.get(reference, reference)
+    own = None if reference is None else names.get(reference, reference)
+    return rows.assign(loss=rows["loss"].map(lambda loss: names.get(loss, loss))), own
 
 
 def _groups(joined: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -23,13 +23,13 @@ RESPONSES, TOKENS = len(LENGTHS), sum(LENGTHS)
 SCALES = (0.0005, 0.02, 0.4, 1.5)
 
 
-def ragged(scale: float = 0.4, seed: int = 0, top_k: int = 2) -> Batch:
+def ragged(scale: float = 0.4, top_k: int = 2) -> Batch:
     """Draw six responses of several lengths in two groups, in float64; log-ratios to π_old and μ are about ``scale``.
 
     At a scale of 0 all policies and routers are the same. The fields of most likely tokens have ``top_k`` tokens and
     the sampled one.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     shape = (RESPONSES, max(LENGTHS))
 
     def normal(*size: int) -> Tensor:

@@ -1,6 +1,5 @@
 """``steadymoe check``: parse its arguments, build the loss, and print a line for each property."""
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,12 +51,7 @@ class CheckedAlgorithm:
 
 def main(words: list[str]) -> int:
     """Run ``steadymoe check``. Returns 1 if a property fails, else 0. Raises UserError for invalid arguments."""
-    parser = Parser(
-        prog="steadymoe check",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="steadymoe check", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="algorithm=NAME, algorithm.loss.KEY=VALUE")
     return check(parser.parse_args(words).overrides)
 

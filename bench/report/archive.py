@@ -59,6 +59,8 @@ _COLUMNS = {
 }
 _NUMBERS = {"seed", "strength", *SIZES, *NUMBERS, "steps", "wall_seconds", "tokens_sampled", "diverged_step"}
 _NUMBERS |= {"step", "value", "bin", "count", "score", *columns.TABLES["tails"]} - {"token"}
+# What pandas calls columns of numbers.
+_KINDS = ("integer", "floating", "mixed-integer-float", "empty")
 _UNIQUE = {
     "runs": ["arm", "seed"],
     "steps": ["arm", "seed", "step", "metric"],
@@ -148,9 +150,9 @@ def bind(folder: Path) -> Path:
     return folder / CHECKSUMS
 
 
-def refuse_mixed(folder: Path) -> None:
+def _refuse_mixed(folder: Path, checksums: Mapping[str, Any]) -> None:
     """Raise Damaged if a table of an archive is not the one of its checksums."""
-    for name, checksum in (lifecycle.read(folder / CHECKSUMS, {}) or {}).items():
+    for name, checksum in checksums.items():
         try:
             is_whole = Path(name).name == name and record.checksum(folder / name) == checksum
         except OSError as error:
@@ -167,7 +169,7 @@ def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     if (checksums := lifecycle.read(folder / CHECKSUMS, {})) is None:
         raise Damaged(f"{folder} lacks {CHECKSUMS}: it is from an earlier version of steadymoe")
     paths = {name: folder / f"{name}.parquet" for name in _TABLES if f"{name}.parquet" in checksums}
-    refuse_mixed(folder)
+    _refuse_mixed(folder, checksums)
     if lacking := [name for name in _TABLES if name not in paths and name not in columns.ADDED]:
         raise Damaged(f"{folder / CHECKSUMS} lacks {lacking[0]}.parquet")
     tables = {"tails": tails(none())} | {name: all_visible(read_kept(path)) for name, path in paths.items()}
@@ -183,21 +185,16 @@ def _kept(folder: Path) -> dict[str, pd.DataFrame]:
 def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     """Yield what no archive holds; the first of these may hide others."""
     for name, table in tables.items():
-        if lacking := [column for column in _COLUMNS[name] if column not in table]:
-            yield f"{name} lacks {lacking[0]}"
         for column in _COLUMNS[name]:
-            values = table[column].dropna()
+            if column not in table:
+                yield f"{name} lacks {column}"
+            values, kind = table[column].dropna(), pd.api.types.infer_dtype(table[column], skipna=True)
             if column not in _NUMBERS:
-                is_text = isinstance(values.dtype, pd.StringDtype) or all(isinstance(value, str) for value in values)
-                if not is_text or (name != "runs" and len(values) < len(table)):
+                if kind not in ("string", "empty") or (name != "runs" and len(values) < len(table)):
                     yield f"{name}: {column} must hold texts"
-                continue
-            if not all(map(_is_number, values.unique() if values.dtype != object else values)):
+            elif kind not in _KINDS or values.astype(float).abs().between(record.LARGEST, np.inf, "neither").any():
                 yield f"{name}: {column} must hold numbers"
-            numbers = values.astype(float)
-            if (numbers.abs().between(record.LARGEST, np.inf, "neither")).any():
-                yield f"{name}: {column} must hold numbers"
-            if column in _COUNTS and not (len(values) == len(table) and numbers.between(0, _COUNTS[column]).all()):
+            elif column in _COUNTS and not (len(values) == len(table) and values.between(0, _COUNTS[column]).all()):
                 yield f"{name}: {column} must be a count in every row"
         if not _pairs(table) <= _pairs(tables["runs"]):
             yield f"{name} has a run that runs lacks"
@@ -225,10 +222,6 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
 
 def _pairs(table: pd.DataFrame) -> set[tuple[Any, ...]]:
     return set(table[["arm", "seed"]].drop_duplicates().itertuples(index=False, name=None))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _object(text: Any) -> dict[str, Any]:

@@ -20,21 +20,22 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
   steadymoe report --experiment first --export csv  # every number of every step as one table
   steadymoe report --experiment first --keep kept   # archive in kept/data what a report needs, without the runs
 """
+_OF_ALL = {"results", "experiment"}
+_MODES = {
+    "report": {*_OF_ALL, "figure", "arms", "format", *paper.OPTIONS},
+    **{instead: {*_OF_ALL, instead} for instead in ("list", "keep", "export")},
+}
 
 
 def main(words: list[str]) -> int:
     """Run the verb and return the exit code, 0. Raises UserError for what cannot be reported."""
-    given = _parser().parse_args(words)
+    parser = _parser()
+    given = parser.parse_args(words)
+    parser.mode(given, _MODES)
     from steadymoe.bench.report import report_page, write
 
     results, experiment = given.results, given.experiment
     formats = write.formats(given.format)
-    if given.list or given.keep or given.export:
-        if given.format is not None:
-            raise UserError("--format is for figures; leave it out")
-        if given.arms is not None:
-            raise UserError("--arms is for figures and whole reports; leave it out")
-        paper.refuse(given)
     if given.list:
         print(report_page.listing(results).to_markdown(index=False))
         return 0
@@ -72,8 +73,7 @@ def _report(given: argparse.Namespace, formats: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="steadymoe report", description=DESCRIPTION, formatter_class=raw)
+    parser = Parser(prog="steadymoe report", description=DESCRIPTION)
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     parser.add_argument(
         "--experiment", help="only this experiment, or several, joined: A,B (default: all; with --figure, its own)"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steadymoe import conf
 from steadymoe.bench.support import external, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
@@ -64,10 +65,10 @@ def used(paper: Paper) -> Iterator[None]:
 
 def published() -> dict[str, str]:
     """Return algorithm → its name in papers: the line ``# Name: …`` of its YAML, yours too."""
-    from steadymoe.bench.runs.overrides import CONF  # Hydra
-
-    folders = [CONF, *external.confs()]
-    texts = {path.stem: path.read_text() for folder in folders for path in sorted(folder.glob("algorithm/*.yaml"))}
+    texts = {name: conf.text("algorithm", name) for name in conf.names("algorithm")}
+    texts |= {
+        path.stem: path.read_text() for folder in external.confs() for path in sorted(folder.glob("algorithm/*.yaml"))
+    }
     found = {name: re.search(r"^# Name: (.+)$", text, re.MULTILINE) for name, text in texts.items()}
     return {name: visible(line[1].strip()) for name, line in found.items() if line}
 
@@ -145,13 +146,6 @@ def given(arguments: argparse.Namespace) -> Paper:
     return Paper(arguments.caption, arguments.columns, sheet, names, tuple(own))
 
 
-def refuse(arguments: argparse.Namespace) -> None:
-    """Raise UserError if an option is given where nothing is drawn."""
-    for name in OPTIONS:
-        if getattr(arguments, name) not in (None, False):
-            raise UserError(f"--{name} is for figures and whole reports; leave it out")
-
-
 def _names(text: str) -> dict[str, str]:
     pairs = [item.rpartition("=") for item in text.split(",")]
     names = {old.strip(): visible(new.strip()) for old, _, new in pairs}
@@ -168,7 +162,7 @@ def _sheet(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in text.split(","):
         if name in mpl.style.library:
-            found |= mpl.style.library[name]
+            found |= dict(mpl.style.library[name].items())
         elif Path(name).is_file():
             found |= _read_sheet(Path(name))
         else:
@@ -188,7 +182,7 @@ def _read_sheet(path: Path) -> dict[str, Any]:
         keys = [key.strip() for line in lines if (key := line.partition("#")[0].partition(":")[0]).strip()]
         if unknown := [key for key in keys if key not in mpl.rcParams]:  # matplotlib itself only warns
             raise ValueError(f"{unknown[0]!r} is not a matplotlib setting")
-        return dict(mpl.rc_params_from_file(path, fail_on_error=True, use_default_template=False))
+        return dict(mpl.rc_params_from_file(path, fail_on_error=True, use_default_template=False).items())
     except (OSError, ValueError) as error:
         raise UserError(f"--style: {visible(path)}: {visible(' '.join(str(error).split()))}") from error
 

@@ -148,16 +148,6 @@ class Realism:
     """What n counts."""
 
     @property
-    def gate(self) -> str:
-        """The realism gate; empty without one."""
-        return self.row.gate
-
-    @property
-    def what(self) -> str:
-        """The quantity."""
-        return self.row.what
-
-    @property
     def factor(self) -> float:
         """The number over the nearer end of the published range; 1 inside the range, nan without a number."""
         ours, low, high = self.number.mean, self.row.low, self.row.high
@@ -187,7 +177,7 @@ def measure(data: Mapping[str, pd.DataFrame]) -> list[Realism]:
         measured += [Realism(OVER_DENSE, "", arm, over_dense(steps[arm], steps[name])) for name in twins]
         asked = [row for row in ROWS if arm in fitting.get(row.query, [arm])]
         measured += [Realism(row, "", arm, row.measure(steps[arm])) for row in asked]
-    return sorted((each for each in measured if each.number.n), key=lambda each: int(each.gate[1:] or 99))
+    return sorted((each for each in measured if each.number.n), key=lambda each: int(each.row.gate[1:] or 99))
 
 
 def is_twin(dense: pd.Series, moe: pd.Series) -> bool:
@@ -212,7 +202,7 @@ def to_table(measured: Sequence[Realism]) -> pd.DataFrame:
     for each in measured:
         recorded, is_published = each.number.n > 0, not np.isnan(each.row.low)
         rows.append(
-            {"gate": each.gate or "–", "setting": each.setting, "what": each.what, "measured on": each.arm}
+            {"gate": each.row.gate or "–", "setting": each.setting, "what": each.row.what, "measured on": each.arm}
             | {"here": each.number if recorded else "not recorded", "n": f"{each.number.n} {each.unit}"}
             | {"published": f"{each.row.low:g} to {each.row.high:g}" if is_published else "–"}
             | {"factor": f"{each.factor:.2g}" if is_published else "–"}

@@ -18,7 +18,7 @@ from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes, regular_files
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.support.text import nearest, visible
+from steadymoe.bench.support.text import nearest, visible, without_formulas
 from steadymoe.bench.training import samples
 
 # The most characters of samples on the page, for each experiment.
@@ -257,7 +257,7 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
 def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
     """Return file name → text: the tables of ``shown_tables``, and the list of runs as CSV."""
     runs = runs.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
-    files = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
+    files = {f"{experiment}-runs.csv": without_formulas(runs).to_csv(index=False)}
     for kind, (table, caption) in shown.items():
         files |= write.table_texts(f"{experiment}-{kind}", table, caption)
     return files
@@ -305,7 +305,7 @@ def _written(
     return {
         "name": visible(name),
         "arms": arms,
-        "sentences": tables.sentences(shown),
+        "sentences": tables.sentences(shown) + tables.knowledge_lost(recorded["steps"]),
         "first": tables.headline(shown),
         "caption": tables.HEADLINE_CAPTION,
         "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,

@@ -252,8 +252,7 @@ def _text(cell: Any) -> str:
 
 
 def _parser() -> Parser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="steadymoe seeds", description=_DESCRIPTION, formatter_class=raw, allow_abbrev=False)
+    parser = Parser(prog="steadymoe seeds", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("logs", nargs="*", type=Path, metavar="FILE", help="logs that name their arms")
     arm = "an arm's logs: one file per run, or one file with a column seed; repeatable"
     parser.add_argument("--arm", action="append", nargs="+", default=[], metavar=("NAME", "FILE"), help=arm)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,7 +53,7 @@ MODELS = {
 # The words of a caption for the columns of collapses.
 COLLAPSED = (
     "Collapsed: runs that collapsed or met a number that is not finite, by today's rule (– if the runs are too short "
-    "for the rule); recorded: the verdict that the runs recorded when they ended, by the rule of that day."
+    "for the rule)."
 )
 # What a choice is called that does nothing.
 OFF = {"off", "none", "exact", "adamw"}
@@ -146,27 +146,25 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """
     measured = set(steps["metric"])
     numbers = {name: number for name, number in SUMMARY.items() if number[0] in measured or number[0] not in _LATER}
-    rows, estimates = [], _estimates(steps, numbers)
-    for arm, ours in runs.groupby("arm"):
-        row: dict[str, object] = {
-            "arm": arm,
-            "n": len(ours),
-            "collapsed": _judged(ours, "collapsed_step").sum(min_count=1),
-            "collapsed (recorded)": int((ours["status"] != "finished").sum()),
-            "falling": _judged(ours, "falling_since").sum(min_count=1),
-        }
-        rows.append(row | estimates(str(arm)))
-    rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
-    return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *numbers])
+    counts = pd.DataFrame({"n": runs.groupby("arm").size()}).join(_verdicts(runs).sum())
+    return _by_reward(counts.join(_estimates(steps, numbers)))
 
 
-def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
-    """Return 1.0 or 0.0 for each run that the rule of collapse could judge: whether ``column`` has a value.
+def _by_reward(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of arms with the highest final reward first."""
+    return table.sort_values(
+        "final reward", key=lambda cells: -cells.map(lambda cell: cell.mean), kind="stable"
+    ).reset_index()
 
-    A run that met a number that is not finite counts as judged, however short it is.
+
+def _verdicts(runs: pd.DataFrame) -> Any:
+    """Return whether each run collapsed and whether it was falling, 1.0 or 0.0, grouped by arm.
+
+    Of the runs that the rule of collapse could judge: one that met a number that is not finite is, however short.
     """
-    verdicts = runs.loc[(runs["judged_until"] > 0) | runs["collapsed_step"].notna(), column]
-    return verdicts.notna().astype(float)
+    judged = runs[(runs["judged_until"] > 0) | runs["collapsed_step"].notna()]
+    found = judged[["collapsed_step", "falling_since"]].notna().astype(float)
+    return found.set_axis(["collapsed", "falling"], axis=1).groupby(judged["arm"])
 
 
 LEADERBOARD = {
@@ -179,8 +177,8 @@ LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of "
     "seeds. p: paired t test of the difference in final reward from the best arm, Holm-corrected for all pairs of "
     f"arms. {DECIDED} Numbers of a run: start is the reward of the first step, before any update, final reward is "
-    f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both columns are "
-    "shares of runs."
+    f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} This is "
+    "a share of runs."
 )
 
 
@@ -190,20 +188,13 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``runs`` has the columns of
     ``collapse.judged``.
     """
-    ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward"))
-    p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
-    rows, estimates_of = [], _estimates(steps, LEADERBOARD)
-    for arm, ours in runs.groupby("arm"):
-        estimates = estimates_of(str(arm))
-        row: dict[str, object] = {"arm": arm, "n": len(ours)}
-        row |= {column: estimates.pop(column) for column in ("start", "final reward")}
-        row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
-        row |= {"collapsed (recorded)": float((ours["status"] != "finished").mean())}
-        rows.append(row | estimates)
-    rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
-    table = pd.DataFrame(rows)
-    table.insert(0, "rank", range(1, len(rows) + 1))
-    return table
+    ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward")).set_index("arm")
+    counts = pd.DataFrame({"n": runs.groupby("arm").size(), "p (Holm)": ranked["p_corrected"]})
+    counts["collapsed"] = _verdicts(runs)["collapsed"].mean()
+    table = _by_reward(counts.join(_estimates(steps, LEADERBOARD)))
+    table.insert(0, "rank", range(1, len(table) + 1))
+    first = ["rank", "arm", "n", "start", "final reward", "p (Holm)", "collapsed"]
+    return table[[*first, *(name for name in table if name not in first)]]
 
 
 def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -214,16 +205,20 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     routed = runs[runs["experts"] > 0]
     if routed["model"].nunique() < 2:
         return pd.DataFrame()
-    rows, estimates_of = [], _estimates(steps, MODELS)
-    shares = routing_share(steps, ["arm"])
-    for arm, ours in routed.groupby("arm"):
-        sizes = {name: int(ours[name].iloc[0]) for name in ("parameters", "active_parameters", "moe_layers")}
-        chosen = f"{int(ours['top_k'].iloc[0])} of {int(ours['experts'].iloc[0])}"
-        row = {"arm": arm, "n": len(ours)} | sizes | {"experts": chosen}
-        estimates, shared = estimates_of(str(arm)), shares[shares.index.get_level_values("arm") == arm]
-        reward = estimates.pop("final reward")
-        rows.append(row | estimates | {"share of routing": over_seeds(shared.tolist()), "final reward": reward})
-    return pd.DataFrame(rows).rename(columns=lambda name: str(name).replace("_", " "))
+    shares = routing_share(steps, ["arm"]).groupby("arm").agg(list)
+    table = (
+        routed.groupby("arm")[["parameters", "active_parameters", "moe_layers", "top_k", "experts"]].first().astype(int)
+    )
+    table.insert(0, "n", routed.groupby("arm").size())
+    table["experts"] = [
+        f"{top_k} of {experts}" for top_k, experts in zip(table.pop("top_k"), table["experts"], strict=True)
+    ]
+    table = table.join(_estimates(steps, MODELS))
+    reward = table.pop("final reward")
+    table["share of routing"] = [over_seeds(shares.get(arm, [])) for arm in table.index]
+    return (
+        table.assign(**{"final reward": reward}).reset_index().rename(columns=lambda name: str(name).replace("_", " "))
+    )
 
 
 def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
@@ -243,18 +238,17 @@ def run_means(steps: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.Da
     return means.reindex(columns=metrics).dropna()
 
 
-def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> Callable[[str], dict[str, object]]:
-    """Return the function from an arm to column → ``Estimate`` over its seeds; ``numbers`` is like ``SUMMARY``."""
-    of_runs = {column: run_numbers(steps, *number, ["arm", "seed"]) for column, number in numbers.items()}
-    by_arm = {column: {str(arm): rows for arm, rows in values.groupby("arm")} for column, values in of_runs.items()}
-
-    def of(arm: str) -> dict[str, object]:
-        return {
-            column: over_seeds([*by_arm[column].get(arm, ())], metric in GEOMETRIC, columns.bounds(metric))
-            for column, (metric, _) in numbers.items()
+def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.DataFrame:
+    """Return an ``Estimate`` over the seeds of each arm (rows) for each of ``numbers``, which is like ``SUMMARY``."""
+    arms = sorted(set(steps["arm"].astype(str)))
+    table = pd.DataFrame(index=pd.Index(arms, name="arm"))
+    for column, (metric, how) in numbers.items():
+        values = {
+            str(arm): own.tolist() for arm, own in run_numbers(steps, metric, how, ["arm", "seed"]).groupby("arm")
         }
-
-    return of
+        log, bounds = metric in GEOMETRIC, columns.bounds(metric)
+        table[column] = [over_seeds(values.get(arm, []), log, bounds) for arm in arms]
+    return table
 
 
 # Head to head
@@ -400,6 +394,24 @@ def sentences(shown: Shown) -> list[str]:
     if falling := int(summary["falling"].sum()):
         lines.append(f"{falling}{' more' if counts else ''} {'was' if falling == 1 else 'were'} falling at the end.")
     return lines
+
+
+def knowledge_lost(steps: pd.DataFrame) -> list[str]:
+    """Return a sentence on the arms that end below their start on every seed, decoded greedily; none for one seed.
+
+    Sampled accuracy can fall with what the policy knows unharmed, because it falls with rising entropy.
+    """
+    runs = pd.DataFrame({how: run_numbers(steps, "eval_greedy", how, ("arm", "seed")) for how in ("first", "end")})
+    arms = runs.assign(is_lower=runs["end"] < runs["first"]).groupby("arm")
+    arms = arms.agg(first=("first", "mean"), end=("end", "mean"), is_lower=("is_lower", "all"), n=("first", "size"))
+    lost = arms[arms["is_lower"] & (arms["n"] > 1)]
+    if lost.empty:
+        return []
+    rates = steps["learning_rate"].unique()
+    where = f"At a learning rate of {rates[0]:g} " if len(rates) == 1 else ""
+    named = _named([f"{arm} ({row['first']:.2f} to {row['end']:.2f})" for arm, row in lost.iterrows()], "arms")
+    verb = "ends" if len(lost) == 1 else "end"
+    return [f"{where}{named} {verb} below the start on every seed, decoded greedily."]
 
 
 def _lead(row: pd.Series) -> str:

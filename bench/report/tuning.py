@@ -1,12 +1,11 @@
 """``steadymoe run --tune``: the level at each learning rate, as a table and a figure, and the best rate of each arm."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import rcParams
 from matplotlib.axes import Axes
 
 from steadymoe.bench.report import archive, tables, write
@@ -29,13 +28,9 @@ CAPTION = (
     f"Mean over tuning seeds with {INTERVAL}. Best: the rate with the highest {REWARD}, the mean of the last "
     f"{tables.LAST_STEPS} rollouts. Start: held-out accuracy of the cold start; {LEVEL}: the last "
     "evaluation, 0 after a number that is not finite. Less best: the difference from the arm's best rate, seed by "
-    f"seed. {tables.COLLAPSED.partition(';')[0]}. The highest of several levels is biased upwards: compare algorithms "
+    f"seed. {tables.COLLAPSED} The highest of several levels is biased upwards: compare algorithms "
     "at other seeds."
 )
-# The intervals at one rate stand side by side, over a range of this factor.
-_SPREAD = 1.15
-# More lines cannot be told apart in one panel.
-_MAX_TOGETHER, _COLUMNS = 6, 4
 # What ``config.tuning.overrides`` chooses. The runs that follow have their own.
 _TUNED = (RATE, "seed", "experiment_name", "measure")
 
@@ -140,66 +135,36 @@ def _arms(runs: pd.DataFrame) -> pd.Series:
 
 
 def drawn(rows: pd.DataFrame) -> DataFigure:
-    """The level over the learning rate: a line for each arm, with intervals.
-
-    ``rows`` is what ``table`` returns. More than ``_MAX_TOGETHER`` arms have a panel each, the best one first.
-    """
+    """The level over the learning rate: a line for each arm, with intervals; ``rows`` is what ``table`` returns."""
     rows = without_mathematics(rows)
-    rates, looks_of = sorted(set(rows["learning rate"])), looks.of_lines(rows)
-    apart = len(looks_of) > _MAX_TOGETHER
+    groups = looks.groups(looks.of_lines(rows))
+    starts = {start.mean: start for start in rows["start"]}.values()
     with style.figure_style():
-        figure, axes = _panels(len(looks_of)) if apart else style.panels(1, 1, 2.4)
-        best = rows[rows["best"] != ""].set_index("arm")[LEVEL].map(lambda estimate: estimate.mean)
-        ranked = (
-            [[arm] for arm in best.sort_values(ascending=False, kind="stable").index] if apart else [list(looks_of)]
-        )
-        starts = {start.mean: start for start in rows["start"]}.values()
-        for axis, arms in zip(axes, ranked, strict=True):
-            if apart:
-                axis.set_title(arms[0])
-                for _, other in rows[rows["arm"] != arms[0]].groupby("arm"):
-                    means = [estimate.mean for estimate in other[LEVEL]]
-                    axis.plot(other["learning rate"], means, color="#cccccc", linewidth=0.6, zorder=0)
-            for place, arm in enumerate(arms):
-                _line(axis, arm, rows[rows["arm"] == arm], looks_of[arm], (place + 0.5) / len(arms) - 0.5)
+        figure, stacks = style.stacks(len(groups), 1, 2.4)
+        for (axis,), group in zip(stacks, groups, strict=True):
+            for place, (arm, look) in enumerate(group.items()):
+                _line(axis, arm, rows[rows["arm"] == arm], look, (place + 0.5) / len(group) - 0.5)
             for start in starts:
                 axis.axhline(start.mean, color="#777777", linestyle="--", linewidth=0.8, zorder=0)
-            axis.set_xscale("log")
-            axis.set_xticks(rates, style.numbers(rates))
-            axis.minorticks_off()
+            style.ticks_at(axis, rows["learning rate"], log=True)
+            axis.set_xlabel("learning rate")
+            axis.set_ylabel(LEVEL)
         for start in starts:
-            style.note(axes[0], "start", pd.DataFrame([vars(start)]), panel=LEVEL)
-        figure.supxlabel("learning rate", fontsize=rcParams["axes.labelsize"])
-        figure.supylabel(LEVEL, fontsize=rcParams["axes.labelsize"])
+            style.note(axis, "start", pd.DataFrame([vars(start)]), panel=LEVEL)
         n = style.span([estimate.n for estimate in rows[LEVEL]])
         text = (
             f"Mean over tuning seeds, n = {n}, with a nominal 95 % interval; filled: the best rate; dashed grey: the "
-            f"start{'; thin grey: the other arms' if apart else ''}."
+            "start."
         )
-        return style.finish(figure, None if apart else axes[0], text)
-
-
-def _panels(count: int) -> tuple[DataFigure, list[Axes]]:
-    """A figure with a panel for each of ``count`` arms."""
-    rows = -(-count // _COLUMNS)
-    figure, axes = style.panels(rows, _COLUMNS, 1.3 * rows + 0.3, style.TWO_COLUMNS, sharex=True, sharey=True)
-    for axis in axes[count:]:
-        axis.remove()
-    for axis in axes[max(0, count - _COLUMNS) : count]:  # the lowest of each column
-        axis.tick_params(labelbottom=True)
-    return figure, axes[:count]
+        return style.finish(figure, axis, text)
 
 
 def _line(axis: Axes, arm: str, its: pd.DataFrame, look: looks.Look, shift: float) -> None:
-    """Draw the levels of an arm with their intervals, moved along the axis by a share of ``_SPREAD``."""
+    """Draw the levels of an arm with their intervals; ``shift``: see ``style.aside``."""
     data = pd.DataFrame(map(vars, its[LEVEL])).assign(x=its["learning rate"].to_numpy())
-    beside = data["x"] * _SPREAD**shift
-    axis.vlines(beside, data["low"], data["high"], color=look.colour, linewidth=0.8)
-    marks: Any = {"linestyle": look.dashes, "marker": look.marker, "markerfacecolor": "white", "linewidth": 1.2}
-    axis.plot(beside, data["mean"], label=arm, color=look.colour, markersize=4, **marks)
+    places = style.aside(axis, arm, data, replace(look, fill="none"), shift, LEVEL)
     is_best = (its["best"] != "").to_numpy()
-    axis.plot(beside[is_best], data["mean"][is_best], look.marker, color=look.colour, markersize=4)
-    style.note(axis, arm, data[["x", "mean", "low", "high", "n"]], panel=LEVEL)
+    axis.plot(places[is_best], data["mean"][is_best], look.marker, color=look.colour, markersize=4, markeredgewidth=0.7)
 
 
 def lines(runs: Sequence[Run], recorded: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:

@@ -33,7 +33,7 @@ from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.support.text import markdown, visible
+from steadymoe.bench.support.text import markdown, visible, without_formulas
 
 if TYPE_CHECKING:
     from steadymoe.bench.report.figures.style import DataFigure
@@ -105,9 +105,9 @@ def pieces(path: Path, suffix: str, parts: Iterator[pd.DataFrame]) -> None:
     first = next(parts)
     if suffix == "csv":
         with path.open("w", newline="", encoding="utf-8") as file:
-            first.to_csv(file, index=False)
+            without_formulas(first).to_csv(file, index=False)
             for part in parts:
-                part.to_csv(file, index=False, header=False)
+                without_formulas(part).to_csv(file, index=False, header=False)
         return
     schema = pa.Schema.from_pandas(first, preserve_index=False)
     with pq.ParquetWriter(path, schema) as writer:
@@ -129,7 +129,7 @@ def table_texts(
     below = f"\n\n{caption}\n" if caption else "\n"
     text = {
         "md": lambda: to_markdown(rows) + below,
-        "csv": lambda: to_numbers(rows).to_csv(index=False),
+        "csv": lambda: without_formulas(to_numbers(rows)).to_csv(index=False),
         "tex": lambda: to_latex(rows, caption),
     }
     return {f"{stem}.{kind}": text[kind]() for kind in kinds}

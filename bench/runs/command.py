@@ -5,7 +5,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import Timeout
@@ -13,6 +13,7 @@ from filelock import Timeout
 from steadymoe.bench.runs import (
     branch,
     compose,
+    dry,
     identity,
     launch,
     lifecycle,
@@ -24,12 +25,10 @@ from steadymoe.bench.runs import (
 )
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once, command_of, swept
+from steadymoe.bench.runs.record import States
 from steadymoe.bench.support import processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import shortened, visible
-
-States = Mapping[Path, record.State]
-"""Run folder → state."""
 
 
 def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None) -> int:
@@ -57,11 +56,8 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     states = refuse_others(requested, may_redo=flags.redo)
     runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
-        from steadymoe.bench.runs import dry  # pandas, which no other command needs
-
-        processes = at_once(flags.overrides, flags.multirun)
-        _print(*_notes(runs), *dry.lines(runs, len(requested) - len(runs), processes))
-        _print(*shortened(dry.plan(runs, states)))
+        side_by_side = at_once(flags.overrides, flags.multirun)
+        _print(*_notes(runs), *dry.lines(runs, states, len(requested) - len(runs), side_by_side))
         return 0
     _begin(runs, _sweep(runs, sweep))
     if flags.redo:
@@ -230,7 +226,9 @@ def _lacks_checkpoint(run: Run) -> bool:
 def _skipped(runs: Sequence[Run], states: States) -> list[str]:
     """Return lines on ended runs: how many, whose code cannot be compared, and which lack a checkpoint to keep."""
     ended = [run for run in runs if states[run.folder].has_ended]
-    lines = [f"{len(ended)} of {len(runs)} runs have finished before and are skipped"] if ended else []
+    if not ended:
+        return []
+    lines = [f"{len(ended)} of {len(runs)} runs have finished before and are skipped"]
     with provenance.unchanging():
         unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
     lacking = sum(map(_lacks_checkpoint, ended))

@@ -101,19 +101,17 @@ def plan(
         if left_out is None or not possible.issuperset(point):
             raise reason
         left_out.append(f"{' '.join(word for word in point if word not in shared)}: {reason}")
-    seen: set[Path] = set()
-    for each in runs:
-        if each.folder in seen:
-            raise ConfigError(f"two points of the sweep are the same run: {each.command}")
-        seen.add(each.folder)
+    last = {each.folder: each for each in runs}
+    if again := next((each for each in runs if last[each.folder] is not each), None):
+        raise ConfigError(f"two points of the sweep are the same run: {again.command}")
     return runs
 
 
 def run(words: Sequence[str], with_parts: bool = True) -> Run:
     """Compose and check one run from its overrides, in ``overrides.composing``; ``with_parts`` as in ``plan``."""
     plain, choices = _named(words)
-    reference = overrides.reference(words)
-    plain = _with_floats(_with_absolute_paths(plain), reference)
+    named = overrides.reference(words)
+    plain, reference = _spelled(_with_absolute_paths(plain), named), flatten(named)
     check_names(flatten(plain), reference, ("optimizer.kind",))  # first: it decides which fields there are
     config, flat = read(plain), flatten(plain)
     if derived := _derived(flat, words):
@@ -160,7 +158,6 @@ def _named(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the composed config as plain values, and the chosen name of each group. Raises ConfigError."""
     plain, choices = overrides.compose(words)
     plain.pop("tuning", None)  # no part of a run; `tuning.overrides` reads it
-    _sections(plain, choices)
     return plain, choices
 
 
@@ -178,22 +175,13 @@ def variants(of: Run, words: Mapping[str, Sequence[str]]) -> dict[str, Run]:
     return runs
 
 
-def _sections(plain: Mapping[str, Any], choices: Mapping[str, str]) -> None:
-    """Raise ConfigError where the YAML of an algorithm lacks a section that a run cannot do without."""
-    algorithm = plain.get("algorithm")
-    if "algorithm" not in choices or not isinstance(algorithm, Mapping):
-        return
-    for part in ("loss", "advantage"):
-        if part not in algorithm and plain.get(part) is None:
-            instead = ", or choose one: advantage=group_mean_std" if part == "advantage" else ""
-            raise ConfigError(
-                f"the YAML of algorithm {choices['algorithm']} has no section {part}; give it one with a _target_, "
-                f"as conf/algorithm/grpo.yaml has{instead}"
-            )
-
-
 def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
-    """Raise ConfigError where a preset is run without what it is only true with."""
+    """Raise ConfigError for an algorithm without an advantage, and a preset without what it is only true with."""
+    if not config.used_advantage:
+        raise ConfigError(
+            f"the YAML of algorithm {choices['algorithm']} has no section advantage; give it one with a _target_, as "
+            "conf/algorithm/grpo.yaml has, or choose one: advantage=group_mean_std"
+        )
     chosen = {"correction": choices.get("correction"), "updates_per_rollout": config.updates_per_rollout}
     needed = {key: value for key in chosen if (value := getattr(config.algorithm, key)) is not None}
     if any(chosen[key] != value for key, value in needed.items()):
@@ -203,14 +191,15 @@ def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
 
 def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     """Where a run is recorded: ``results_dir/runs/experiment/parts…/seed=…``. Raises ConfigError if it is elsewhere."""
-    experiment = Path(config.results_dir).absolute() / "runs" / config.experiment_name
-    folder = experiment.joinpath(*(part for part in parts if part), f"seed={config.seed}")
-    if any(part in (".", "..") or "/" in part or "\0" in part for part in folder.parts[len(experiment.parts) - 2 :]):
-        raise ConfigError(f"{folder} is not a folder below {experiment}")
+    results = Path(config.results_dir).absolute()
+    names = ("runs", config.experiment_name, *filter(None, parts), f"seed={config.seed}")
+    folder = results.joinpath(*names)
+    if any(name in (".", "..") or "/" in name or "\0" in name for name in names):
+        raise ConfigError(f"{folder} is not a folder below {results}")
     if len(os.fsencode(folder)) > _LONGEST_PATH:
         raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
     try:
-        return regular_files.refuse_links(folder, Path(config.results_dir).absolute())
+        return regular_files.refuse_links(folder, results)
     except regular_files.NotRegular as error:
         raise ConfigError(str(error)) from error
 
@@ -246,22 +235,30 @@ def _derived(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
     return numbers
 
 
-def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``config`` with each number in one spelling, so that all its spellings are one run.
+def _spelled(value: Any, like: Any) -> Any:
+    """Return a config with each number in one spelling, so that all its spellings are one run.
 
-    0.0 for −0.0, and 1.0 for 1 where a float belongs: where the named configs have one, or have null or nothing in a
-    field that its class says to be a float. A number that equals the named configs' own is spelled as theirs.
+    ``like`` is the same config as its named configs have it. A number is 0.0 for −0.0, and 1.0 for 1 where ``like`` has
+    a float, or has null or nothing in a field that its class says to be a float. A number that equals the named
+    configs' own is spelled as theirs.
     """
-    numbers: dict[str, Any] = {}
-    for key, value in config.items():
-        like = reference.get(f"{prefix}{key}")
-        if isinstance(value, Mapping):
-            numbers[key] = _with_floats(value, reference, f"{prefix}{key}.")
-        elif like is None and type(value) is int and _is_float(config, key):
-            numbers[key] = float(value)
-        else:
-            numbers[key] = _spelled(value, like)
-    return numbers
+    if isinstance(value, Mapping):
+        spelled = {}
+        for key, each in value.items():
+            other = like.get(key) if isinstance(like, Mapping) else None
+            if other is None and type(each) is int and _is_float(value, key):
+                other = float(each)
+            spelled[key] = _spelled(each, other)
+        return spelled
+    if isinstance(value, list):
+        others = like if isinstance(like, list) else []
+        usual = next((each for each in others if isinstance(each, float)), None)
+        return [_spelled(each, others[at] if at < len(others) else usual) for at, each in enumerate(value)]
+    if type(value) is float and type(like) is int and value == like:
+        return like
+    if type(value) is float or (type(value) is int and type(like) is float):
+        return float(value) + 0.0  # −0.0 + 0.0 is 0.0
+    return value
 
 
 def _is_float(config: Mapping[str, Any], key: str) -> bool:
@@ -271,18 +268,3 @@ def _is_float(config: Mapping[str, Any], key: str) -> bool:
     from steadymoe.algorithms.registry import float_fields  # imports torch
 
     return key in float_fields(config)
-
-
-def _spelled(value: Any, like: Any) -> Any:
-    """Return a number in the spelling of ``like``; numbers in a list in the spelling of the numbers there."""
-    if isinstance(value, Mapping):
-        return {key: _spelled(each, None) for key, each in value.items()}
-    if isinstance(value, list):
-        others = list(like) if isinstance(like, list) else []
-        others += [next((each for each in others if isinstance(each, float)), None)] * (len(value) - len(others))
-        return [_spelled(*pair) for pair in zip(value, others, strict=False)]
-    if type(value) is float and type(like) is int and value == like:
-        return like
-    if type(value) is float or (type(value) is int and type(like) is float):
-        return float(value) + 0.0  # −0.0 + 0.0 is 0.0
-    return value

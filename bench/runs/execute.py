@@ -15,7 +15,7 @@ from steadymoe.bench.runs import branch, compose, identity, loggers, progress, p
 from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.statistics.collapse import Rule, detect
+from steadymoe.bench.statistics.collapse import Rule, judge
 from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.support.text import visible
@@ -32,14 +32,10 @@ def execute(run: compose.Run) -> str:
     a run raises, SystemExit too, is written to ``run.json`` as ``failed`` and does not stop other runs; Ctrl-C and
     SIGTERM do. Raises ConfigError if the folder holds a run of another config.
     """
-    state = record.state_of(run)
-    if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
-        return state.status
     try:
         with Record(run.folder, _facts(run)) as recorded:
-            # Check again under the lock: another process may have ended the run meanwhile.
             state = record.state_of(run)
-            if state.has_ended:
+            if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
                 return state.status
             if state.damage is not None:
                 recorded.quarantine(state.damage)
@@ -102,7 +98,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
                 checkpoint.save(recorded.kept(step), trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(recorded.folder, "steps")
-    collapse = detect(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout)
+    collapse = judge(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout).collapse
     if diverged is None and collapse is not None:
         diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
     recorded.end(diverged, tokens=int(steps["tokens_sampled"].sum()))
@@ -168,8 +164,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     return {
         "status": "running",
         "experiment": config.experiment_name,
-        **{group: run.choices[group] for group in ("algorithm", "correction", "routing", "engine", "model", "task")},
-        "optimizer": run.choices["optimizer"],
+        **{group: run.choices[group] for group in record.GROUPS},
         "axes": run.axes,
         "axes_name": identity.axes_name(run.axes),
         "seed": config.seed,

@@ -2,13 +2,16 @@
 the model's positions, the run into memory, the given weights into the model. All this takes torch and transformers.
 
 The bound of memory is a lower one: a run that it refuses cannot be made. It assumes that responses use their whole
-budget of tokens, and counts only tensors that must be in memory at the same time, at four bytes a number:
+budget of tokens, and counts only tensors that must be in memory at the same time, at four bytes a number. While the run
+samples or is in an update, whichever takes more:
 
 - for each token of a rollout an id and a mask, of eight bytes each, and a log-probability;
 - for each response while it is sampled, the log-probabilities of the next token over the vocabulary;
 - under mask replay, for each response token a byte for every token of the vocabulary;
 - for each token of a response in an update, the states between layers (layers times hidden size numbers), which the
   backward needs; for a demonstration, the tokens of the prompt instead.
+
+All the time: the responses of the probe, and the old weights that ``routing.lag`` keeps.
 """
 
 import functools
@@ -22,6 +25,7 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
@@ -92,9 +96,8 @@ def _machine(config: RunConfig) -> None:
 def _advantage(config: RunConfig, traits: Traits) -> None:
     """Raise an error if the advantage needs larger groups, or if dynamic sampling drops groups with a signal."""
     advantage = build_class(config.used_advantage)
-    rewards_PG = torch.zeros(3, config.rollout.responses)
-    rewards_PG[1:, 0] = 1.0
-    rewards_PG[2] = 1.0
+    n = config.rollout.responses
+    rewards_PG = torch.tensor([[0.0] * n, [1.0] + [0.0] * (n - 1), [1.0] * n])  # all wrong, one right, all right
     advantages_PG = advantage(rewards_PG, torch.ones_like(rewards_PG))
     free = traits.zero_advantage_is_free and bool((advantages_PG[[0, 2]] == 0).all())
     if config.algorithm.sampling.max_rollouts > 1 and not free:
@@ -219,43 +222,43 @@ def capacity(device: str) -> int:
     return min([physical, *map(int, limits)])
 
 
-def memory_needs(config: RunConfig, task: Task) -> dict[str, int]:
-    """Return a lower bound in bytes for each part of a run, keyed by the fields of ``config`` that set its size."""
+def memory_need(config: RunConfig, task: Task) -> int:
+    """Return a lower bound in bytes of what a run holds at its largest moment: while it samples, or in an update."""
     (prompt,) = task.tokenizer(task.sample(1, numpy_generator(0, "memory")))["input_ids"]
     length, words = len(prompt) + task.max_new_tokens, len(task.tokenizer)
-    sampled = length * _TOKEN + words * _NUMBER
-    rollout, evaluation, probe, cold_start = config.rollout, config.evaluation, config.probe, config.cold_start
-    responses = rollout.prompts * rollout.responses
-    masked = task.max_new_tokens * words if config.engine.get("replay_mask") else 0
-    needed = {
-        f"rollout.prompts={rollout.prompts} with rollout.responses={rollout.responses}": responses * sampled,
-        f"engine.replay_mask=true with a vocabulary of {words}": responses * masked,
-        f"evaluation.prompts={evaluation.prompts}": evaluation.prompts * sampled,
-        f"probe.responses={probe.responses}": probe.responses * length * _TOKEN,
-    }
+    rollout, evaluation, cold_start = config.rollout, config.evaluation, config.cold_start
+    responses, checked = rollout.prompts * rollout.responses, cold_start.check_prompts * config.has_own_cold_start
+    largest = max(responses, evaluation.prompts, evaluation.pass_k, checked)
+    sampling = largest * (length * _TOKEN + words * _NUMBER)
+    masks = responses * task.max_new_tokens * words if config.engine.get("replay_mask") else 0
+    held = config.probe.responses * length * _TOKEN
     if "path" in config.model:
-        return needed
+        return held + masks + sampling
     shape = _shape(json.dumps(config.model["config"]))
     states = shape.layers * shape.width * _NUMBER
-    at_once = config.microbatch or responses // config.updates_per_rollout
-    return needed | {
-        f"an update of {at_once} responses": at_once * task.max_new_tokens * states,
-        f"cold_start.batch_size={cold_start.batch_size}": cold_start.batch_size * len(prompt) * states,
-        f"cold_start.check_prompts={cold_start.check_prompts}": cold_start.check_prompts * sampled,
-    }
+    updating = (config.microbatch or responses // config.updates_per_rollout) * task.max_new_tokens * states
+    starting = cold_start.batch_size * len(prompt) * states * config.has_own_cold_start
+    if config.routing.lag is not None:
+        held += config.routing.lag * _on_meta(config, task).num_parameters() * _NUMBER
+    return held + max(masks + sampling, masks + updating, starting)
 
 
 def check_memory(config: RunConfig, task: Task) -> None:
-    """Raise ValueError, in one line, if a part of the run cannot fit into the memory of its device."""
+    """Raise ValueError, in one line, if the run cannot fit into the memory of its device."""
     if config.device == "cuda" and not torch.cuda.is_available():
         return  # the run will look for its GPU where it begins
-    there = capacity(config.device)
-    for what, needed in memory_needs(config, task).items():
-        if needed > there:
-            raise ValueError(
-                f"{what} takes at least {needed / 2**30:,.0f} GiB of memory (docs/models.md); "
-                f"{config.device} has {there / 2**30:,.0f} GiB here"
-            )
+    there, needed = capacity(config.device), memory_need(config, task)
+    if needed > there:
+        raise ValueError(
+            f"the run takes at least {needed / 2**30:,.0f} GiB of memory, and {config.device} has "
+            f"{there / 2**30:,.0f} GiB here; lower the numbers of prompts and responses (docs/models.md)"
+        )
+
+
+def _on_meta(config: RunConfig, task: Task) -> PreTrainedModel:
+    """Return the model without memory for its weights."""
+    with torch.device("meta"):
+        return build.build(config.model["config"], task.tokenizer, 0)
 
 
 def _check_start(config: RunConfig, task: Task) -> None:
@@ -268,11 +271,11 @@ def _check_start(config: RunConfig, task: Task) -> None:
         trunk = regular_files.read_json(start.trunk / "run.json")["config"]
         if _moments(trunk.get("optimizer", {})) != _moments(asdict(config.optimizer)):
             raise ValueError(f"start_from: {start.trunk} has another optimizer, whose moments do not fit this one")
-        _weights("start_from", start.checkpoint, config.model["config"], task, prefix="model/")
+        _weights("start_from", start.checkpoint, _on_meta(config, task), prefix="model/")
     elif config.cold_start.path is not None:
         if "path" in config.model:
             raise ValueError("with model=pretrained training starts from model.path; leave cold_start.path out")
-        _weights("cold_start.path", Path(config.cold_start.path), config.model["config"], task)
+        _weights("cold_start.path", Path(config.cold_start.path), _on_meta(config, task))
 
 
 def _moments(optimizer: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -280,13 +283,11 @@ def _moments(optimizer: Mapping[str, Any]) -> tuple[str, list[str]]:
     return optimizer.get("kind", "adamw"), sorted(optimizer.get("adamw", {}).get("weights", ()))
 
 
-def _weights(key: str, path: Path, model_config: Mapping[str, Any], task: Task, prefix: str = "") -> None:
-    """Raise ValueError unless a safetensors file holds the weights of this model. Only the header is read.
+def _weights(key: str, path: Path, model: PreTrainedModel, prefix: str = "") -> None:
+    """Raise ValueError unless a safetensors file holds the weights of ``model``. Only the header is read.
 
     ``key`` is the field that names the file; the names of the weights begin with ``prefix`` there.
     """
-    with torch.device("meta"):
-        model = build.build(model_config, task.tokenizer, 0)
     try:
         with safe_open(path, framework="pt") as file:
             held = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

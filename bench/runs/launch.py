@@ -107,6 +107,7 @@ def execute(run: Run) -> str:
 
 def show(flags: Sequence[str]) -> None:
     """Let Hydra print what ``flags`` (``--help``, ``--cfg job``, …) ask for. It reads them from ``sys.argv`` alone."""
+    overrides.add_rows()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints an error and exits
     sys.argv = ["steadymoe run", *flags]
     hydra.main(config_path=str(overrides.CONF.resolve()), config_name="config", version_base="1.3")(lambda _: None)()

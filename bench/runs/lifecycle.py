@@ -9,8 +9,8 @@ Runs, audits and imported runs are recorded in folders with a file of facts. A r
 5. ``atomic_files.write_json(file, provenance.facts(…) | {"status": "running", …})``, and again with the final status.
 6. ``is_held(folder)`` tells a process that still runs from one that was killed.
 
-``remember`` adds planned runs to ``plan.json`` of their experiment, so that ``steadymoe status`` also lists runs that
-never began.
+``add_to_plan`` adds planned runs to ``plan.json`` of their experiment, so that ``steadymoe status`` also lists runs
+that never began.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Fields = Mapping[str, type | tuple[type, ...]]
 """Dotted place in a file of facts → type."""
 
-_PLAN, _SWEEPS = "plan.json", "sweeps.json"
+_PLAN = "plan.json"
 
 
 class Damaged(UserError, ValueError):
@@ -120,46 +120,36 @@ def archive_old_run(folder: Path, results: Path, where: str) -> Path:
 
 
 def add_to_plan(runs: Sequence["Run"], sweep: str | None = None) -> None:
-    """Add ``runs`` to the plans of their experiments in ``results/runs/<experiment>/``; no entry is removed.
+    """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; no entry is removed.
 
-    ``plan.json`` has the command of each run, ``sweeps.json`` the last command (``sweep``) that makes it and others. A
-    file that cannot be read is kept next to the new one, as ``plan.json.damaged``.
+    A plan has a command for each run: the last ``sweep``, which makes all of ``runs``, or else the run's own. One that
+    cannot be read is kept next to the new one, as ``plan.json.damaged``.
     """
     for experiment in {run.config.experiment_name for run in runs}:
         ours = [run for run in runs if run.config.experiment_name == experiment]
         folder = regular_files.folder(Path(ours[0].config.results_dir).absolute(), "runs", experiment)
-        commands = {str(run.folder.relative_to(folder)): run.command for run in ours}
+        plan = folder / _PLAN
         with FileLock(atomic_files.replaceable(folder / ".plan.lock")):
-            _add(folder / _PLAN, commands)
-            if sweep is not None:
-                _add(folder / _SWEEPS, dict.fromkeys(commands, sweep))
+            before, why = planned(folder)
+            if why is not None:
+                plan.replace(plan.with_name(f"{_PLAN}.damaged"))
+            commands = {str(run.folder.relative_to(folder)): sweep or run.command for run in ours}
+            after = before | commands if sweep else commands | before
+            if after != before:
+                atomic_files.write_json(plan, after)
 
 
 def planned(experiment: Path) -> tuple[dict[str, str], str | None]:
-    """Return run folder → command for every run ever planned below ``experiment``, and why the plan is unreadable."""
-    return _commands(experiment / _PLAN)
+    """Return run folder → command for every run ever planned below ``experiment``, and why the plan is unreadable.
 
-
-def sweeps(experiment: Path) -> dict[str, str]:
-    """Return run folder → the last command that makes this run and others; empty where the file is unreadable."""
-    return _commands(experiment / _SWEEPS)[0]
-
-
-def _add(file: Path, commands: dict[str, str]) -> None:
-    before, why = _commands(file)
-    if why is not None:
-        file.replace(file.with_name(f"{file.name}.damaged"))
-    if (after := before | commands) != before:
-        atomic_files.write_json(file, after)
-
-
-def _commands(file: Path) -> tuple[dict[str, str], str | None]:
-    """Return run folder → command; names that lead out of the experiment's folder are dropped."""
+    Names that lead out of the experiment's folder are dropped.
+    """
+    file = experiment / _PLAN
     try:
-        commands = read(file, {})
+        commands = read(file, {}) or {}
     except Damaged as error:
         return {}, str(error)
-    if not all(isinstance(command, str) for command in (commands or {}).values()):
+    if not all(isinstance(command, str) for command in commands.values()):
         return {}, f"{file} is not a list of runs and their commands"
-    inside = (name for name in commands or {} if not Path(name).is_absolute() and ".." not in Path(name).parts)
-    return {name: (commands or {})[name] for name in inside if "\0" not in name}, None
+    inside = (name for name in commands if not Path(name).is_absolute() and ".." not in Path(name).parts)
+    return {name: commands[name] for name in inside if "\0" not in name}, None

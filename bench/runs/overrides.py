@@ -27,12 +27,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from steadymoe import conf
 from steadymoe.bench.runs.identity import OFF, flatten, is_name
 from steadymoe.bench.support import blame, external, processes
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.text import nearest
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = conf.ROOT
 
 # The command that prints every config of a group, and every key.
 _HELP = "`steadymoe run --help`"
@@ -51,6 +52,14 @@ class SearchPath(SearchPathPlugin):
         """Add the folders' ``conf``, after the suite's own."""
         for folder in external.confs():
             search_path.append("steadymoe", f"file://{folder}")
+
+
+@functools.cache
+def add_rows() -> None:
+    """Let this process compose the rows of the suite's tables, as if each were a file of its group."""
+    for group in conf.groups():
+        for name, row in conf.rows(group).items():
+            ConfigStore.instance().store(group=group, name=name, node=row)
 
 
 def add_experiment(name: str, node: Mapping[str, Any], command: tuple[str, ...]) -> None:
@@ -78,7 +87,8 @@ def key_of(word: str) -> str:
 def composing(words: Sequence[str] = ()) -> Iterator[None]:
     """Let Hydra compose, with the user's configs. Errors about ``words`` become a ConfigError of one line."""
     with errors_in_one_line(words):
-        external.activate(CONF)
+        external.activate()
+        add_rows()
         if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
             Plugins.instance().register(SearchPath)
     started: AbstractContextManager[object] = nullcontext()
@@ -93,18 +103,7 @@ def compose(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
     Raises ConfigError if a config is chosen by a path: what is chosen names the run's folder.
     """
-    words = _sound(words)
-    others = [_parsed(word) for word in words if not _is_named(word)]
-    if all(map(_changes_value, others)):
-        shared = _plain_of(tuple(filter(_is_named, words)), external.versions())
-        if shared is not None:
-            plain, choices = pickle.loads(shared)
-            if all(_is_changed(plain, each) for each in others):
-                return plain, choices
-    return _as_plain(_composed(words))
-
-
-def _as_plain(config: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    config = _composed(words)
     choices = {
         group: str(name)
         for group, name in config.hydra.runtime.choices.items()
@@ -120,7 +119,7 @@ def _as_plain(config: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def reference(words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the named configs of ``words`` as they stand, flattened: dotted key → value. In ``composing`` only."""
+    """Return the named configs of ``words`` as they stand, as plain values. In ``composing`` only."""
     return _reference(tuple(filter(_is_named, words)), external.versions())
 
 
@@ -221,31 +220,26 @@ def _settings(words: Sequence[str]) -> DictConfig:
 
 
 def _composed(words: Sequence[str]) -> DictConfig:
-    """Return the whole config of ``words``, with Hydra's own part under ``hydra``.
+    """Return the whole config of ``words``, with Hydra's own part under ``hydra``. Raises ConfigError for a group
+    without a name.
 
-    Hydra takes a quarter of a second to read and merge the files. If all other words are a plain ``key=value``, it does
-    so once for each set of named configs, and the values are changed in a copy. If not, or if this fails, Hydra gets
-    all words.
+    Hydra takes a twentieth of a second to read and merge the files. If all other words are a plain ``key=value``, it
+    does so once for each set of named configs, and the values are changed in a copy. If not, or if this fails, Hydra
+    gets all words.
     """
-    words = _sound(words)
-    others = [word for word in words if not _is_named(word)]
-    if all(_changes_value(_parsed(word)) for word in others):
+    words = [_with_home(word) for word in words]
+    for each in map(_parsed, words):
+        _refuse_choice(each)
+    others = [_parsed(word) for word in words if not _is_named(word)]
+    if all(map(_changes_value, others)):
         config: DictConfig = pickle.loads(_merged(tuple(filter(_is_named, words)), external.versions()))
         try:
-            for each in map(_parsed, others):
+            for each in others:
                 OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
             return config
         except OmegaConfBaseException:
             pass  # Hydra says why
-    return hydra.compose("config", list(words), return_hydra_config=True)
-
-
-def _sound(words: Sequence[str]) -> list[str]:
-    """Return ``words`` with the user's folder for ``~``. Raises ConfigError if a group is given no name."""
-    words = [_with_home(word) for word in words]
-    for each in map(_parsed, words):
-        _refuse_choice(each)
-    return words
+    return hydra.compose("config", words, return_hydra_config=True)
 
 
 def _with_home(word: str) -> str:
@@ -301,33 +295,8 @@ def _merged(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> byt
 
 
 @functools.cache
-def _plain_of(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> bytes | None:
-    """Return ``_as_plain`` of the configs that ``words`` name, pickled; None if some value is missing or another's."""
-    try:
-        config: DictConfig = pickle.loads(_merged(words, outside))
-        values = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        return None if "${" in OmegaConf.to_yaml(values) else pickle.dumps(_as_plain(config))
-    except OmegaConfBaseException:
-        return None
-
-
-def _is_changed(plain: dict[str, Any], each: Override) -> bool:
-    """Change one plain value of a config; return whether that could be done without Hydra, which checks the others."""
-    value, (*groups, name) = each.value(), each.key_or_group.split(".")
-    inner: Any = plain
-    for group in groups:
-        inner = inner.get(group) if isinstance(inner, dict) else None
-    is_text = isinstance(value, str) and "${" not in value and value != "???"
-    is_plain = value is None or is_text or isinstance(value, (bool, int, float))
-    if not is_plain or not isinstance(inner, dict) or name not in inner or isinstance(inner[name], (dict, list)):
-        return False
-    inner[name] = value
-    return True
-
-
-@functools.cache
 def _reference(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> Mapping[str, Any]:
-    return MappingProxyType(flatten(compose(words)[0]))
+    return MappingProxyType(compose(words)[0])
 
 
 @contextmanager
@@ -385,9 +354,9 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
     """Return what could have been meant by a key that does not exist: its siblings, or the words most like it."""
     if unknown.startswith("hydra."):
         return "see `steadymoe run --info config` for Hydra's own settings"
-    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
+    groups = conf.groups()
     named = (*groups, "hydra.searchpath")
-    keys = list(reference([w for w in words if w.partition("=")[0] in named and "," not in w]))
+    keys = list(flatten(reference([w for w in words if w.partition("=")[0] in named and "," not in w])))
     parent = unknown.rpartition(".")[0]
     siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
     if parent.startswith("algorithm.loss"):

@@ -3,7 +3,7 @@
 import functools
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -30,8 +30,8 @@ TRAINING_VERSION = 4
 _EVERY_LOSS = [source.SUITE / "algorithms" / f"{name}.py" for name in ("batch", "loss", "objective", "ops", "parts")]
 
 
-# Within ``unchanging``: names of classes → what ``_code`` returns.
-_known: dict[tuple[str | None, ...], tuple[str | None, list[str]]] | None = None
+# Within ``unchanging``: names of modules → what ``code_hash`` returns.
+_known: dict[tuple[frozenset[str], frozenset[str]], str | None] | None = None
 
 
 @contextmanager
@@ -50,7 +50,7 @@ class Difference:
     """The differences between the provenance of a recorded run and of the same run today; None means equal."""
 
     code: str | None
-    """The other code that made the run: "other code of its algorithm", "other training code (version 1; now 2)"."""
+    """The other code that made the run: "other training code (version 1; now 2)"."""
     unknown: str | None
     """Why the code cannot be compared; None if it can."""
     libraries: str | None
@@ -78,10 +78,10 @@ def difference(facts: Mapping[str, Any]) -> Difference:
     code = unknown = None
     if not recorded:
         unknown = "its code was not found"
-    elif (now := _code(config)[0]) is None:
+    elif (now := code_hash(config)) is None:
         unknown = "its code is missing; set STEADYMOE_PATH to the folder of your own code"
     elif now != recorded:
-        code = "other code of its algorithm" if not _code(config)[1] else "other code of its algorithm, task or engine"
+        code = "other code of its algorithm, task or engine"
     for module, before in (facts.get("metrics") or {}).items():
         if (now_metrics := _hash_of([module])) is None:
             unknown = unknown or "the code of its metrics is missing; set STEADYMOE_PATH to the folder of your own code"
@@ -100,20 +100,15 @@ def code_hash(config: Mapping[str, Any]) -> str | None:
     The hash covers the classes' files and the local modules that they import, comments too; imports from installed
     packages do not count. None if a class's file is missing or cannot be read.
     """
-    return _code(config)[0]
-
-
-def _code(config: Mapping[str, Any]) -> tuple[str | None, list[str]]:
-    """Return ``code_hash`` and ``_outside``, which depend on the names of classes alone."""
-    losses, known = _targets(_losses(config)), {} if _known is None else _known
-    key = (*losses, None, *_targets(config))
+    losses = _modules({part: config.get(part) for part in ("algorithm", "advantage", "correction")})
+    others, known = _modules(config) - losses, {} if _known is None else _known
+    key = (frozenset(losses), frozenset(others))
     if key not in known:
-        outside = _outside(config)
-        known[key] = (_hash_of([*map(_module, losses), *outside]), outside)
+        known[key] = _hash_of([*losses, *filter(_is_users, others)])
     return known[key]
 
 
-def _hash_of(modules: Sequence[str]) -> str | None:
+def _hash_of(modules: Iterable[str]) -> str | None:
     try:
         found = source.reachable(modules, _counts)
         return None if found is None else source.digest([*found.values(), *_EVERY_LOSS])
@@ -178,28 +173,15 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _losses(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {part: config.get(part) for part in ("algorithm", "advantage", "correction")}
+def _modules(config: Mapping[str, Any]) -> set[str]:
+    """Return the modules of the classes that a config names."""
+    return {str(value).rpartition(".")[0] for key, value in flatten(config).items() if key.endswith("_target_")}
 
 
-def _targets(config: Mapping[str, Any]) -> list[str]:
-    """Return the classes that a config names, each once, sorted."""
-    return sorted({str(value) for key, value in flatten(config).items() if key.endswith("_target_")})
-
-
-def _outside(config: Mapping[str, Any]) -> list[str]:
-    """Return the modules of task, engine and model that are neither the suite's nor an installed package's."""
-    others = {_module(target) for target in _targets(config)} - {_module(t) for t in _targets(_losses(config))}
-
-    def is_ours_or_installed(module: str) -> bool:
-        file = source.find(module)
-        return file is not None and (source.is_of_suite(file) or source.is_installed(file))
-
-    return [module for module in sorted(others) if not is_ours_or_installed(module)]
-
-
-def _module(target: str) -> str:
-    return target.rpartition(".")[0]
+def _is_users(module: str) -> bool:
+    """Return whether a module is neither the suite's nor an installed package's; one without a file counts."""
+    file = source.find(module)
+    return file is None or not (source.is_of_suite(file) or source.is_installed(file))
 
 
 def _counts(module: str, file: Path) -> bool:

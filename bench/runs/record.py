@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 # A run with one of these statuses is complete and never changes.
 ENDED = ("finished", "collapsed", "diverged")
 STATUSES = ("running", "interrupted", "failed", *ENDED)
+# The config groups whose choices a run names.
+GROUPS = ("algorithm", "correction", "routing", "engine", "model", "task", "optimizer")
 
 _FIELDS: lifecycle.Fields = {
-    **dict.fromkeys(("status", "experiment", "algorithm", "correction", "routing", "engine", "model", "task"), str),
+    **dict.fromkeys(("status", "experiment", *GROUPS[:-1]), str),  # runs before there was a choice have no optimizer
     **dict.fromkeys(("axes_name", "config_hash", "config_hash_without_seed", "algorithm_code", "command"), str),
     **dict.fromkeys(("axes", "versions", "machine", "config", "config.engine"), dict),
     **dict.fromkeys(("seed", "training_version", "config.steps", "config.updates_per_rollout"), int),
@@ -71,18 +73,7 @@ _MAY_HAVE: lifecycle.Fields = {
 }
 # The longest name, and text of any other fact.
 _LONGEST_NAME, _LONGEST = 1000, 10**5
-_NAMES = (
-    "experiment",
-    "algorithm",
-    "correction",
-    "routing",
-    "engine",
-    "optimizer",
-    "model",
-    "task",
-    "axes_name",
-    "origin",
-)
+_NAMES = ("experiment", *GROUPS, "axes_name", "origin")
 # The columns of each table that tell its rows apart.
 _KEYS = {"steps": ["step"], "updates": ["step", "update"], "layers": ["step", "update", "layer"]}
 # The longest histogram, and the largest number: the sum of squares is still a float.
@@ -176,6 +167,10 @@ class State:
         return self.status in ENDED
 
 
+States = Mapping[Path, State]
+"""Run folder → state."""
+
+
 def read_state(folder: Path) -> State:
     """Read the state of a run from its folder: ``run.json``, lock, and the checksums of its tables."""
     try:
@@ -197,11 +192,6 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
     now = {"config_hash": run.config_hash, "config": run.plain}
     lifecycle.refuse(run.folder, state.facts or None, now, may_redo or not state.has_ended)
     return state
-
-
-def damage(folder: Path) -> str | None:
-    """Return why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
-    return read_state(folder).damage
 
 
 def status(folder: Path) -> str:
@@ -388,12 +378,11 @@ class Record:
             self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
             for of_branches in self.folder.glob("checkpoint-*.safetensors"):
                 of_branches.unlink()
-        for table in columns.TABLES:
-            (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
         if before is not None and resume_from is not None:
             self._seconds_before = before["wall_seconds"]
             self.run["started"] = before["started"]
         for table in columns.TABLES:
+            (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
             rows = [] if resume_from is None else _read_rows(self.folder, table)
             kept = [row for row in rows if row["step"] <= (resume_from or 0)]
             self._own |= {name for row in kept for name in row if columns.is_own(name)}
@@ -478,7 +467,7 @@ def _read_rows(folder: Path, table: str) -> list[Row]:
         return []
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # torn by a kill
-    return [json.loads(line) for line in lines]
+    return [regular_files.parse_json(line) for line in lines]
 
 
 def own_columns(folder: Path) -> list[str]:

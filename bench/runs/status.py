@@ -68,11 +68,10 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
     summary = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
     lines = [f"{visible(folder.name)}: " + ", ".join(summary)]
     to_do = [str(run.relative_to(folder)) for run, state in states.items() if state.status in _TO_DO]
-    sweeps = lifecycle.sweeps(folder)
-    for sweep, n in Counter(sweeps[name] for name in to_do if name in sweeps).items():
-        if n > 1:  # the command of one run stands below its folder
-            which = f"{'all' if n == len(to_do) else f'{n} of'} {len(to_do)}"
-            lines.append(f"  {_shown(f'resume {which}', sweep, folder)}")
+    of_several = {sweep: n for sweep, n in Counter(plan[name] for name in to_do if name in plan).items() if n > 1}
+    for sweep, n in of_several.items():
+        which = f"{'all' if n == len(to_do) else f'{n} of'} {len(to_do)}"
+        lines.append(f"  {_shown(f'resume {which}', sweep, folder)}")
     for run, state in states.items():
         where, facts = visible(run.relative_to(folder.parent)), state.facts
         command = facts.get("command") or plan.get(str(run.relative_to(folder)))
@@ -81,9 +80,9 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             lines.append(f"  {state.status}: {where}{why}")
             if state.status == "failed":
                 lines += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
-            if command is not None:
+            if command is not None and command not in of_several:  # it stands above already
                 lines.append(f"    {_shown('again', command, folder)}")
-            else:
+            elif command is None:
                 lines.append(f"    no known command makes it; you can remove it: {visible(run)}")
         elif run in stale:
             lines.append(f"  stale: {where} ({visible(stale[run])})")

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.runs.identity import LONGEST_NAME
+from steadymoe.bench.runs.identity import LONGEST_NAME, is_name
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support.errors import ConfigError
 
@@ -20,7 +20,6 @@ _TYPED_BY_YAML = ("model.", "task.")
 _CHECKED_BY_THEIR_CLASS = ("model.config.", "task.")
 # Fields of a single replay.
 _OF_REPLAYS = {"predictor_learning_rate": "pr2", "score_share": "r3_filtered", "lag": "lagged"}
-_HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -32,7 +31,6 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
     _as_in_yaml(flat, reference)
     _relations(config)
     _places(config)
-    _log(config)
 
 
 def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -96,11 +94,12 @@ def _relations(config: RunConfig) -> None:
 
 
 def _places(config: RunConfig) -> None:
-    name = config.experiment_name
-    if not name or set(name) - _HARMLESS or name.startswith("."):
-        raise ConfigError(f"experiment_name may hold letters, digits, '.', '_' and '-'; got {name!r}")
-    if len(name) > LONGEST_NAME:
-        raise ConfigError(f"experiment_name may have {LONGEST_NAME} letters; got {len(name)}")
+    """Raise ConfigError for names, folders, files and packages that cannot be used."""
+    if not is_name(name := config.experiment_name):
+        raise ConfigError(
+            f"experiment_name may hold up to {LONGEST_NAME} letters, digits, '.', '_', '-' and '@', and may not begin "
+            f"with '.'; got {name!r}"
+        )
     results = config.results_dir
     if not results.strip():
         raise ConfigError("results_dir must name a folder; its usual value is 'results'")
@@ -114,9 +113,6 @@ def _places(config: RunConfig) -> None:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"results_dir={config.results_dir} cannot be written: {place} is not a writable folder")
-
-
-def _log(config: RunConfig) -> None:
     if config.log is not None:
         try:
             version(config.log)  # an import would also accept a folder of this name

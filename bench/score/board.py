@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,9 +39,11 @@ CAPTION = (
     f"one rollout, at four times the best rate of {REFERENCE}, where old rollouts do harm. Mismatch: noise on the "
     "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
     "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). Sampled and greedy: "
-    "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. A loss has the "
-    f"advantage of {REFERENCE}; a recipe has another, or corrections. With state: a loss that remembers other batches, "
-    "so that it can hide a schedule."
+    "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. Headroom: the "
+    "bearable rate in multiples of the rate that is best for the loss itself (the top of a parabola through its "
+    "highest level and both neighbours); smaller steps at every rate raise what a loss bears and not its headroom. "
+    f"A loss has the advantage of {REFERENCE}; a recipe has another, or corrections. With state: a loss that "
+    "remembers other batches, so that it can hide a schedule."
 )
 
 
@@ -93,27 +96,59 @@ def entries(board: Path) -> list[Entry]:
     return found
 
 
-def rows(board: Path) -> pd.DataFrame:
-    """Return a row for each loss, the highest bearable rate first: kind, three numbers, level, whose numbers they are.
+class Standing(NamedTuple):
+    """A loss on the board."""
 
-    Entries that were rerun in vain (``refuted``) have none.
-    """
-    known, verdicts = standard.recorded(), verified(board)
-    found = [(each, "recorded") for each in outcomes.scores(known)]
-    kinds = {str(loss): kind([f"algorithm={loss}"]) for loss in known["loss"].unique()}
+    score: Score
+    kind: str
+    numbers: str
+    """Whose they are: recorded, verified, or its author's own."""
+    date: str
+    """The day of its runs."""
+
+
+def standings(board: Path) -> list[Standing]:
+    """Return every loss of a board, the highest bearable rate first; entries that were rerun in vain are left out."""
+    known, verdicts, facts = standard.recorded(), verified(board), standard.made()
+    found = []
+    for score in outcomes.scores(known):
+        date = facts["also"].get(score.loss, facts)["date"]
+        found.append(Standing(score, kind([f"algorithm={score.loss}"]), "recorded", date))
     for each in entries(board):
         verdict = verdicts.get(each.digest)
         if verdict is not None and verdict["problem"]:
             continue
         own = each.outcomes() if verdict is None else pd.read_csv(board / "verified" / f"{each.digest}.csv")
         whose = "own numbers" if verdict is None else _verdict(verdict)
-        found += [(score, whose) for score in outcomes.scores(own) if score.loss == each.name]
         with rerun.composing(each, each.folder):
-            kinds[each.name] = kind(each.overrides)
-    found.sort(key=lambda pair: -_ratio(pair[0]))
-    table = outcomes.table([score for score, _ in found]).drop(columns="best rate")
-    table.insert(1, "kind", [kinds[score.loss] for score, _ in found])
-    return table.assign(numbers=[visible(whose) for _, whose in found])
+            of_kind = kind(each.overrides)
+        scored = (score for score in outcomes.scores(own) if score.loss == each.name)
+        found += [Standing(score, of_kind, whose, each.about["date"]) for score in scored]
+    return sorted(found, key=lambda each: -_ratio(each.score))
+
+
+def rows(found: Sequence[Standing]) -> pd.DataFrame:
+    """Return a row for each loss: kind, three numbers, level, whose numbers they are."""
+    table = outcomes.table([each.score for each in found]).drop(columns=["best rate", outcomes.OWN])
+    table.insert(1, "kind", [each.kind for each in found])
+    return table.assign(numbers=[visible(each.numbers) for each in found])
+
+
+def headroom(found: Sequence[Standing]) -> pd.DataFrame:
+    """Return what each loss bears of the learning rate beside the rate that is best for it."""
+    table = outcomes.table([each.score for each in found])
+    return table[["loss", f"{RATE.name} × {REFERENCE}", "best rate", outcomes.OWN]]
+
+
+def history(found: Sequence[Standing]) -> pd.DataFrame:
+    """Return the losses that bore a higher rate than all before them, the latest first."""
+    best, shown = -np.inf, []
+    for each in sorted(found, key=lambda each: (each.date, -_ratio(each.score))):
+        if _ratio(each.score) > best:
+            best = _ratio(each.score)
+            shown.append({"since": visible(each.date), "loss": each.score.loss, "kind": each.kind})
+            shown[-1] |= {f"{RATE.name} × {REFERENCE}": each.score.text(RATE), "numbers": visible(each.numbers)}
+    return pd.DataFrame(shown[::-1])
 
 
 def _verdict(verdict: Mapping[str, str]) -> str:
@@ -146,13 +181,18 @@ def kind(overrides: Sequence[str]) -> str:
 
 def write_board(board: Path) -> list[Path]:
     """Write ``board.md``, ``board.html`` and the picture ``profile.png`` to the folder ``board``; return the paths."""
-    table, known, facts = rows(board), standard.recorded(), standard.made()
+    found, known, facts = standings(board), standard.recorded(), standard.made()
+    table = rows(found)
     sampled, greedy = outcomes.start(known)
-    lines = [f"Without training: {sampled} sampled, {greedy} greedy. Recorded on {facts['machine']}, {facts['date']}."]
+    made = [f"Recorded on {facts['machine']}, {facts['date']}"]
+    made += [f"{loss} on {elsewhere['machine']}, {elsewhere['date']}" for loss, elsewhere in facts["also"].items()]
+    lines = [f"Without training: {sampled} sampled, {greedy} greedy. {'; '.join(made)}."]
     lines += refuted(board)
     groups = {"Losses": table[table["kind"] == "loss"], "Recipes": table[table["kind"] == "recipe"]}
     groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}
-    paths = draw(profile(known), board, "profile")
+    groups["Headroom"] = headroom(found)
+    groups["The best so far"] = history(found)
+    paths = draw(profile(known[known["loss"].isin(_SHOWN)]), board, "profile")
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
     picture = "![Held-out accuracy over three dials](profile.png)"
     text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{' '.join(map(markdown, lines))}\n\n{CAPTION}\n"
@@ -160,10 +200,9 @@ def write_board(board: Path) -> list[Path]:
     return [*paths, *write.files(board, {"board.md": text, "board.html": html})]
 
 
-def profile(found: pd.DataFrame, losses: Sequence[str] = _SHOWN) -> DataFigure:
-    """Return the picture of some losses over the dials."""
-    ours = found[found["loss"].isin(losses)]
-    return bearable.profile({d.name: (d.levels(ours), d.column, d.at) for d in DIALS if d.name in set(ours["dial"])})
+def profile(found: pd.DataFrame) -> DataFigure:
+    """Return the picture of losses over the dials."""
+    return bearable.profile({d.name: (d.levels(found), d.column, d.at) for d in DIALS if d.name in set(found["dial"])})
 
 
 def draw(drawn: DataFigure, folder: Path, stem: str, suffixes: Sequence[str] = ("png", "svg")) -> list[Path]:

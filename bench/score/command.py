@@ -12,7 +12,6 @@ import pandas as pd
 
 from steadymoe.bench.check import command as check
 from steadymoe.bench.report import archive, write
-from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.runs import compose, dry, identity, record
 from steadymoe.bench.runs.compose import ConfigError, Run
@@ -67,13 +66,7 @@ def main(words: list[str]) -> int:
 
 def _parsed(words: list[str]) -> argparse.Namespace:
     """Parse the arguments; exit for --help and for invalid ones."""
-    parser = Parser(
-        prog="steadymoe score",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="steadymoe score", description=_DESCRIPTION, epilog=_EXAMPLES, allow_abbrev=False)
     text = "algorithm=NAME, and algorithm.loss.KEY=VALUE to override numbers of its YAML"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=text)
     parser.add_argument(
@@ -234,7 +227,8 @@ def _progress(arms: Sequence[Arm], first: dict[str, list[Run]], quick: bool) -> 
     """Return lines on finished and missing runs, and how long the missing ones take at the recorded pace."""
     planned = list({run.folder: run for each in first.values() for run in each}.values())
     at = at_once(arms[0].words(RATE)[1:], True) or 1
-    lines, missing = [f"rate: {dry.lines(planned, 0, at)[0]}"], _missing(planned)
+    states = [record.read_state(run.folder) for run in planned]
+    lines, missing = [f"rate: {dry.summary(states)}"], sum(not state.has_ended for state in states)
     if not quick:
         later = [_missing(runs) for runs in _later(arms)]
         missing += sum(later)
@@ -270,9 +264,8 @@ def _show(own: Arm, found: pd.DataFrame, quick: bool) -> int:
     rows = rows if not quick else rows.drop(columns=[f"{dial.name} × {REFERENCE}" for dial in DIALS[1:]])
     version = f"{VERSION}-quick" if quick else VERSION
     folder = regular_files.folder(_RESULTS, "scores", version, own.name)
-    drawn = bearable.profile({d.name: (d.levels(found), d.column, d.at) for d in DIALS if d.name in set(found["dial"])})
     command = shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
-    paths = board.draw(drawn, folder, "profile")
+    paths = board.draw(board.profile(found), folder, "profile")
     title = f"{visible(own.label)} in {version}"
     page = board.page(title, folder / "profile.svg", {"Bearable stress": rows}, notes, own.label, command)
     paths += write.files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})

@@ -1,6 +1,7 @@
 """Record the standard: ``python -m steadymoe.bench.score.recorded RESULTS`` reads the runs of the three dials there.
 
 Writes the outcomes of all losses that ran on the dial of the rate, and what is known of their runs, into the package.
+What was recorded before stays where the dial has not run for the loss again.
 """
 
 import json
@@ -13,7 +14,7 @@ import pandas as pd
 from steadymoe.bench.report import archive, write
 from steadymoe.bench.runs import compose
 from steadymoe.bench.score import outcomes, standard
-from steadymoe.bench.score.standard import DIALS, REFERENCE, Dial
+from steadymoe.bench.score.standard import DIALS, RATE, REFERENCE, Dial
 from steadymoe.bench.support import regular_files
 
 
@@ -21,24 +22,28 @@ def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
     """Write outcomes and facts of the runs below ``results`` to the folder ``to``; return the paths.
 
     A loss counts on a dial if all runs that the standard plans there have ended; of mismatch those at its best rate.
+    Raises ConfigError if ``to`` holds what was recorded with other settings.
     """
-    tables = {dial: archive.load(results, dial.experiment) for dial in DIALS}
-    found = pd.DataFrame(columns=list(standard.COLUMNS))
-    for dial, of_dial in tables.items():
-        planned = compose.plan([f"experiment={dial.experiment}"], multirun=True, with_parts=False)
+    is_first = not (to / standard.OUTCOMES).exists()
+    found = pd.DataFrame(columns=list(standard.COLUMNS)) if is_first else standard.recorded(to)
+    made: dict[str, Any] = {"hashes": {}, "also": {}} if is_first else standard.made(to)
+    for dial in DIALS:
+        planned = compose.plan([f"experiment={dial.experiment}", *dial.overrides], multirun=True, with_parts=False)
+        references = [run for run in planned if run.choices["algorithm"] == REFERENCE]
+        standard.refuse_other_settings(dial, references, made["hashes"].get(dial.name, {}))
         needed = {(standard.value_of(dial, run), run.config.seed) for run in planned}
-        for loss, steps in of_dial["steps"].groupby("algorithm", sort=False, observed=True):
+        recorded = archive.load(results, dial.experiment)
+        for loss, steps in recorded["steps"].groupby("algorithm", sort=False, observed=True):
             ours = outcomes.of_steps(steps, dial, str(loss))
             if dial.at_best_rate and str(loss) in set(found["loss"]):
                 ours = ours[ours["rate"] == outcomes.best_rate(found, str(loss))]
-            ours = ours[
-                ours["seed"].isin({seed for _, seed in needed})
-            ]  # further seeds may have run for another purpose
+            ours = ours[ours["seed"].isin({seed for _, seed in needed})]  # others have run for another purpose
             if needed <= set(zip(ours["value"], ours["seed"], strict=True)):
-                found = pd.concat([found, ours], ignore_index=True)
+                again = (found["dial"] == dial.name) & (found["loss"] == loss)
+                found = pd.concat([found[~again], ours], ignore_index=True)
+                _note(made, dial, recorded["runs"], str(loss))
     found = found.sort_values(["dial", "loss", "rate", "value", "seed"], key=_order, ignore_index=True)
-    facts = _facts(tables[DIALS[0]]["runs"], tables)
-    texts = {standard.OUTCOMES: found.to_csv(index=False), standard.MADE: json.dumps(facts, indent=1) + "\n"}
+    texts = {standard.OUTCOMES: found.to_csv(index=False), standard.MADE: json.dumps(made, indent=1) + "\n"}
     return write.files(to, texts)
 
 
@@ -47,24 +52,25 @@ def _order(column: pd.Series) -> pd.Series:
     return column.map(names.index) if column.name == "dial" else column
 
 
-def _facts(runs: pd.DataFrame, tables: dict[Dial, dict[str, pd.DataFrame]]) -> dict[str, Any]:
-    """Return hashes of GRPO's configs by dial and value, and minutes, machine, revision, versions and date of runs."""
-    hashes: dict[str, dict[str, str]] = {}
-    for dial, of_dial in tables.items():
-        if len(of_dial["runs"]):
-            ours = of_dial["runs"][of_dial["runs"]["algorithm"] == REFERENCE]
-            values = ours[dial.column].astype(float).map("{:g}".format)
-            hashes[dial.name] = dict(zip(values, ours["config_without_seed"], strict=True))
-    last = runs.iloc[-1]
-    started = regular_files.read_json(Path(last["folder"]) / "run.json")["started"]
-    return {
-        "hashes": hashes,
-        "minutes": round(float(runs["wall_seconds"].median()) / 60, 2),
-        "machine": str(last["machine"]),
-        "revision": str(last["revision"]),
-        "versions": str(last["versions"]),
-        "date": str(started)[:10],
-    }
+def _note(made: dict[str, Any], dial: Dial, runs: pd.DataFrame, loss: str) -> None:
+    """Add to ``made`` what is known of a loss's runs on a dial.
+
+    GRPO's give the hashes of configs by value, and the facts of all losses that ran beside it; those of a loss that
+    ran elsewhere stand under ``also``.
+    """
+    ours = runs[runs["algorithm"] == loss]
+    if loss == REFERENCE:
+        values = ours[dial.column].astype(float).map("{:g}".format)
+        made["hashes"][dial.name] = dict(zip(values, ours["config_without_seed"], strict=True))
+    if dial == RATE:
+        last = ours.iloc[-1]
+        started = regular_files.read_json(Path(last["folder"]) / "run.json")["started"]
+        facts = {key: str(last[key]) for key in ("machine", "revision", "versions")} | {"date": str(started)[:10]}
+        made["also"].pop(loss, None)
+        if loss == REFERENCE:
+            made |= {"minutes": round(float(runs["wall_seconds"].median()) / 60, 2)} | facts
+        elif REFERENCE not in set(runs["algorithm"]):
+            made["also"][loss] = facts
 
 
 if __name__ == "__main__":

@@ -66,13 +66,19 @@ def recorded(folder: Path = FOLDER) -> pd.DataFrame:
 
 
 def made(folder: Path = FOLDER) -> dict[str, Any]:
-    """Return what is known of the recorded runs: hashes of GRPO's by dial and value, minutes, machine, date."""
+    """Return what is known of the recorded runs: hashes of GRPO's by dial and value, minutes, machine, date.
+
+    ``also``: loss → machine and date of a loss whose runs were made elsewhere.
+    """
     return dict(json.loads((folder / MADE).read_text()))
 
 
-def refuse_other_settings(dial: Dial, runs: Sequence[Run]) -> None:
-    """Raise ConfigError if GRPO's planned ``runs`` have other numbers than the recorded ones: another standard."""
-    hashes = made()["hashes"][dial.name]
+def refuse_other_settings(dial: Dial, runs: Sequence[Run], hashes: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError if GRPO's planned ``runs`` have other numbers than the recorded ones: another standard.
+
+    ``hashes``: value → hash of the recorded config; by default those of this version.
+    """
+    hashes = made()["hashes"][dial.name] if hashes is None else hashes
     for run in runs:
         value = f"{value_of(dial, run):g}"
         if value in hashes and identity.config_hash(run.plain | {"seed": None, "start_from": None}) != hashes[value]:

@@ -8,6 +8,9 @@ not count: a loss that hardly leaves its start on very old data may rise again, 
 the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard error of a
 bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
 
+Headroom is the crossing divided by the loss's own best value. A loss that takes half the step at any rate bears twice
+the rate and has the same headroom.
+
 Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws of the bootstrap.
 """
 
@@ -17,7 +20,7 @@ import numpy as np
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
-from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, t_quantile
+from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, t_quantile
 
 SHARE = 0.5
 """Of the reference's gain: of shares between 0.25 and 0.9 the one with the least noise (results/ruler)."""
@@ -48,6 +51,9 @@ class Bearable:
     p: float
     """Of a ratio of 1, by the same distribution; at least twice the share of draws without a ratio."""
     n: int
+    headroom: Estimate
+    """The crossing in multiples of the loss's own best value (``tops``); nan without a crossing, or if the dial has
+    a 0."""
 
     def __str__(self) -> str:
         if not np.isfinite(self.ratio):
@@ -81,6 +87,25 @@ def crossings(curves_ND: np.ndarray, dial_D: np.ndarray, line_N: np.ndarray) -> 
     return found_N
 
 
+def tops(curves_ND: np.ndarray, dial_D: np.ndarray) -> np.ndarray:
+    """Return where each curve is highest, (N,): the top of the parabola through its highest value and both neighbours.
+
+    In the logarithm of the dial, which must be positive. At an end of the dial it is that end.
+    """
+    best_N, each = curves_ND.argmax(1), np.arange(len(curves_ND))
+    scale_D = np.log(dial_D)
+    top_N = scale_D[best_N]
+    inside = (best_N > 0) & (best_N < len(dial_D) - 1)
+    at, each = best_N[inside], each[inside]
+    left, right = scale_D[at] - scale_D[at - 1], scale_D[at + 1] - scale_D[at]
+    rise, fall = curves_ND[each, at] - curves_ND[each, at - 1], curves_ND[each, at] - curves_ND[each, at + 1]
+    curvature = left * fall + right * rise
+    is_flat = curvature == 0
+    shift = (right**2 * rise - left**2 * fall) / np.where(is_flat, 1, 2 * curvature)
+    top_N[inside] += np.where(is_flat, 0, shift)
+    return np.exp(top_N)
+
+
 def line(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: float | None = None) -> np.ndarray:
     """Return the start plus ``SHARE`` of the reference's gain, (N,), at the value ``at`` of its dial, or at its best.
 
@@ -104,13 +129,16 @@ def bearable(
     if len(ours.dial_D) < 2 or len(reference.dial_D) < 2:
         raise ValueError("a dial with one value has no crossing: sweep two values at least")
 
-    def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Crossing of the loss, crossing of the reference, and gain that the line asks for, in each draw of seeds."""
+    has_logarithm = ours.dial_D[0] > 0
+
+    def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Crossing and best value of the loss, crossing of the reference, and gain to the line, in each draw."""
         ours_ND, theirs_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference))
         start_N = start_S[draws_NS].mean(1)
         line_N = line(reference, start_N, theirs_NE, at)
         crossed = crossings(ours_ND, ours.dial_D, line_N), crossings(theirs_NE, reference.dial_D, line_N)
-        return *crossed, line_N - start_N
+        best_N = tops(ours_ND, ours.dial_D) if has_logarithm else np.full(len(draws_NS), np.nan)
+        return crossed[0], best_N, crossed[1], line_N - start_N
 
     def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
         """Logarithm of the ratio, with a curve that never leaves its line at the end of the grid; nan where unknown."""
@@ -119,19 +147,26 @@ def bearable(
         found_N[known] = np.log(np.minimum(ours_N[known], ours.dial_D[-1]) / theirs_N[known])
         return found_N
 
-    crossed = at_draws(np.arange(seeds)[None])
-    if not crossed[2][0] > 0:
+    crossed, best, theirs, gain = at_draws(np.arange(seeds)[None])
+    if not gain[0] > 0:
         raise ValueError("the reference gains nothing: there is no line")
-    (log,) = logs(*crossed[:2])
-    low = high = p = np.nan
+    (log,) = logs(crossed, theirs)
+    (own_log,) = np.log(crossed / best)
+    low = high = p = own_half = np.nan
     if seeds >= MIN_TO_DECIDE and np.isfinite(log):
-        ours_N, theirs_N, _ = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
+        ours_N, best_N, theirs_N, _ = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
         logs_N = logs(ours_N, theirs_N)
         unknown, tail = float(np.isnan(logs_N).mean()), (1 - LEVEL) / 2
-        error = float(np.nanstd(logs_N)) * np.sqrt(seeds / (seeds - 1))
-        half = t_quantile(LEVEL, seeds - 1) * error
+        spread, quantile = np.sqrt(seeds / (seeds - 1)), t_quantile(LEVEL, seeds - 1)
+        error = float(np.nanstd(logs_N)) * spread
+        half = quantile * error
         low = 0.0 if unknown > tail else float(np.exp(log - half))
         high = np.inf if unknown + np.isinf(ours_N).mean() > tail else float(np.exp(log + half))
         beyond = float(student.sf(abs(log) / error, seeds - 1)) if error > 0 else 0.5 * (log == 0)
         p = 2 * max(beyond, unknown)
-    return Bearable(float(crossed[0][0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds)
+        own_N = np.log(ours_N / best_N)
+        if np.isfinite(own_N).mean() >= 1 - tail:
+            own_half = quantile * spread * float(np.std(own_N[np.isfinite(own_N)]))
+    headroom = [float(np.exp(own_log + side)) if np.isfinite(own_log) else np.nan for side in (0, -own_half, own_half)]
+    own = Estimate(*headroom, seeds)
+    return Bearable(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds, own)

@@ -72,11 +72,6 @@ class Judgement:
     """The first step of a fall that lasts to the run's end but is too short to count; None without such a fall."""
 
 
-def detect(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Collapse | None:
-    """Return the first collapse of a run, or None; ``steps`` is its table. See ``judge``."""
-    return judge(steps, rule, updates_per_rollout).collapse
-
-
 def judge(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Judgement:
     """Apply the rule to the run with the table ``steps``. A collapse is the first of these events:
 

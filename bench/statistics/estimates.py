@@ -3,7 +3,7 @@
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,23 +74,6 @@ def t_quantile(level: float, degrees: int) -> float:
     return float(student.ppf((1 + level) / 2, degrees))
 
 
-def mean_over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
-    """Return the mean and t interval of one number per seed (Student 1908), at any n; the mean of no seeds is nan.
-
-    For curves: a bootstrap at every step would take minutes. ``log`` and ``bounds``: see ``over_seeds``.
-    """
-    numbers = np.asarray(values, dtype=float)
-    n = len(numbers)
-    if log:
-        return _geometric(numbers, mean_over_seeds)
-    bounds = _holding(numbers, bounds)
-    mean = float(numbers.mean()) if n else np.nan
-    half = np.nan
-    if n >= MIN_FOR_INTERVAL and not are_equal(numbers) and not _at_ends(numbers, bounds):
-        half = t_quantile(LEVEL, n - 1) * float(numbers.std(ddof=1)) / math.sqrt(n)
-    return Estimate(mean, *within(mean, half, bounds), n)
-
-
 def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[float, float]:
     """Return mean ± half; with ``bounds`` (a, b) the interval is computed on a scale without ends and mapped back.
 
@@ -131,13 +114,12 @@ def are_zero(numbers: np.ndarray | pd.Series) -> bool:
     return bool(len(numbers)) and float(np.max(numbers)) <= MIN_LOG * (1 + _ROUNDING)
 
 
-def _geometric(numbers: np.ndarray, of: Callable[[Sequence[float]], Estimate]) -> Estimate:
-    """Return the estimate ``of`` logarithms, mapped back."""
-    if are_zero(numbers):
-        return Estimate(0.0, np.nan, np.nan, len(numbers))
-    logs = of(np.log(numbers.clip(min=MIN_LOG)).tolist())
-    mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
-    return Estimate(mean, low, high, logs.n)
+def mean_over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
+    """Return the mean and t interval of one number per seed (Student 1908), at any n; the mean of no seeds is nan.
+
+    For curves: a bootstrap at every step would take minutes. ``log`` and ``bounds``: see ``over_seeds``.
+    """
+    return _estimate(values, log, bounds, has_bootstrap=False)
 
 
 def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
@@ -153,18 +135,23 @@ def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None
     bounds (the bootstrap does so by itself), and there is no interval if every seed is at an end. Bounds are ignored if
     a number lies outside them. Equal numbers have no interval either.
     """
+    return _estimate(values, log, bounds, has_bootstrap=True)
+
+
+def _estimate(values: Sequence[float], log: bool, bounds: Bounds | None, has_bootstrap: bool) -> Estimate:
     numbers = np.sort(np.asarray(values, dtype=float))
+    n = len(numbers)
     if log:
-        return _geometric(numbers, over_seeds)
-    n, bounds = len(numbers), _holding(numbers, bounds)
-    mean = float(numbers.mean()) if n else np.nan
-    if are_equal(numbers) or _at_ends(numbers, bounds):
+        if are_zero(numbers):
+            return Estimate(0.0, np.nan, np.nan, n)
+        logs = _estimate(np.log(numbers.clip(min=MIN_LOG)).tolist(), False, None, has_bootstrap)
+        return Estimate(*(float(np.exp(part)) for part in (logs.mean, logs.low, logs.high)), n)
+    bounds, mean = _holding(numbers, bounds), float(numbers.mean()) if n else np.nan
+    if n < MIN_FOR_INTERVAL or are_equal(numbers) or _at_ends(numbers, bounds):
         return Estimate(mean, np.nan, np.nan, n)
-    if n >= MIN_FOR_BOOTSTRAP:
+    if has_bootstrap and n >= MIN_FOR_BOOTSTRAP:
         return Estimate(mean, *_bootstrap_interval(numbers), n)
-    half = np.nan
-    if n >= MIN_FOR_INTERVAL:
-        half = t_quantile(LEVEL, n - 1) * float(np.sqrt(np.square(numbers - mean).sum() / (n * (n - 1))))
+    half = t_quantile(LEVEL, n - 1) * float(numbers.std(ddof=1)) / math.sqrt(n)
     return Estimate(mean, *within(mean, half, bounds), n)
 
 

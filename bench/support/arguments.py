@@ -2,13 +2,16 @@
 
 import argparse
 from collections.abc import Mapping, Set
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from steadymoe.bench.support.text import visible
 
 
 class Parser(argparse.ArgumentParser):
-    """Report a bad argument in one line, with exit code 2."""
+    """Show a description line by line, as it is written; report a bad argument in one line, with exit code 2."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter} | settings)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"steadymoe: {visible(message)}; see: {self.prog} --help\n")
@@ -20,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         """
         plain, *chosen = modes
         mode = next((name for name in chosen if getattr(arguments, name)), plain)
-        given = {name for name, value in vars(arguments).items() if value and value != self.get_default(name)}
+        given = {name for name, value in vars(arguments).items() if value not in (self.get_default(name), [])}
         if wrong := sorted(given - modes[mode]):
             what = "key=value" if wrong[0] == "overrides" else f"--{wrong[0]}"
             other = next((name for name in chosen if wrong[0] in modes[name]), mode)

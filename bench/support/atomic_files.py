@@ -25,9 +25,9 @@ def write(path: Path, writer: Callable[[Path], object], root: Path | None = None
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, content: Any, root: Path | None = None) -> None:
+def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as indented JSON, atomically. Raises TypeError for content that JSON cannot express."""
-    write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"), root)
+    write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
 
 
 def replaceable(path: Path, root: Path | None = None) -> Path:

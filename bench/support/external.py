@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from steadymoe import conf
+
 VARIABLE = "STEADYMOE_PATH"
 
 
@@ -20,26 +22,26 @@ def folders() -> list[Path]:
 
 def versions() -> tuple[tuple[str, int], ...]:
     """Return the configs of the folders with the times of their last changes, a key for caches."""
-    files = [path for conf in confs() for path in sorted(conf.rglob("*.yaml")) if path.is_file()]
+    files = [path for folder in confs() for path in sorted(folder.rglob("*.yaml")) if path.is_file()]
     return tuple((str(path), path.stat().st_mtime_ns) for path in files)
 
 
-def activate(suite: Path) -> None:
+def activate() -> None:
     """Let this process import the folders' modules, after all others.
 
-    ``suite`` is the folder of the suite's own configs. Raises ValueError for a folder that does not exist, and for
-    two configs of one name, in two of the folders or in a folder and the suite.
+    Raises ValueError for a folder that does not exist, and for two configs of one name, in two of the folders or in a
+    folder and the suite.
     """
     absent = [folder for folder in _named() if not folder.is_dir()]
     if absent:
         raise ValueError(f"{VARIABLE} names {absent[0]}, and there is no such folder")
     seen: dict[Path, Path] = {}
-    for conf in confs():
-        for config in sorted(conf.rglob("*.yaml")):
-            name = config.relative_to(conf)
-            other = suite / name if (suite / name).exists() else seen.setdefault(name, config)
-            if other != config:
-                whose = "the suite" if other == suite / name else str(other)
+    for folder in confs():
+        for config in sorted(folder.rglob("*.yaml")):
+            name = config.relative_to(folder)
+            is_suites = config.stem in conf.names(name.parent.as_posix())
+            if is_suites or seen.setdefault(name, config) != config:
+                whose = "the suite" if is_suites else str(seen[name])
                 raise ValueError(f"{config} has the name of a config of {whose}; give it another name")
     make_importable()
 

@@ -68,16 +68,19 @@ def parse_json(text: bytes | str) -> Any:
     """Return the value of a JSON text. Raises ValueError for anything else, and for more than a few levels."""
     try:
         value = json.loads(text)
+        levels = _levels(value)
     except RecursionError as error:
         raise ValueError("it has too many levels") from error
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > _DEEPEST:
-            raise ValueError(f"it has more than {_DEEPEST} levels")
-        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        level = [value for values in inner for value in values]
+    if levels > _DEEPEST:
+        raise ValueError(f"it has more than {_DEEPEST} levels")
     return value
+
+
+def _levels(value: Any) -> int:
+    """Return how many lists and objects lie in one another."""
+    if not isinstance(value, (dict, list)):
+        return 0
+    return 1 + max(map(_levels, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame":

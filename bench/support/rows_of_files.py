@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import reprlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,8 +56,8 @@ def _lines(file: io.TextIOWrapper, is_csv: bool, torn: list[str]) -> Iterator[st
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        regular_files.parse_json(text)
+    except ValueError:
         return False
     return True
 
@@ -68,8 +67,8 @@ def _rows_of_jsonl(lines: Iterator[str], file: str) -> Iterator[tuple[str, dict[
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = regular_files.parse_json(line)
+        except ValueError as error:
             raise UserError(f"{file}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise UserError(f"{file}, line {number}: must be an object with named columns")

@@ -11,7 +11,7 @@ from pathlib import Path
 from steadymoe.bench.support import external
 
 SUITE = Path(__file__).parents[2]
-_PACKAGES = ("algorithms", "bench", "models")
+_PACKAGES = ("algorithms", "bench", "conf", "models")
 _INSTALLED = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 

@@ -1,4 +1,5 @@
-"""Text from recorded data, made harmless for the place that shows it: a terminal, Markdown, a matplotlib figure."""
+"""Text from recorded data, made harmless for the place that shows it: a terminal, Markdown, a matplotlib
+figure, a spreadsheet."""
 
 from __future__ import annotations  # pandas takes half a second, and `steadymoe --help` needs none of it
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 # What would break a Markdown table, or begin code, emphasis, a link, a picture, an entity or HTML in one of its cells;
 # an underscore between letters begins nothing.
 _OF_MARKDOWN = re.compile(r"[\\|<`*\[\]&~]|!(?=\[)|(?<![^\W_])_|_(?![^\W_])")
+# How a formula begins in the cells of a spreadsheet.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # Names that an error lists in full.
 _FEW = 8
 # Lines of a list that a terminal shows.
@@ -60,6 +63,19 @@ def as_recorded(table: pd.DataFrame) -> pd.DataFrame:
 def all_visible(table: pd.DataFrame) -> pd.DataFrame:
     """``table`` with ``visible`` applied to each of its texts."""
     return _each_text(table, visible)
+
+
+def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with an apostrophe before every text that a spreadsheet would run as a formula; numbers stay."""
+    return _each_text(table, lambda text: f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _each_text(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from steadymoe.algorithms.ops import aggregate
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
+from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint, optimizers
 from steadymoe.bench.training.forward import Sequences, forward, router_losses
@@ -83,24 +84,16 @@ def load_or_make(
 
 
 def _damaged(facts: Path, weights: Path) -> str | None:
-    """Return why a cached cold start is not the one that was trained; None if it is, or if there is none.
-
-    One of an earlier version has no checksum; it gets that of its weights.
-    """
+    """Return why a cached cold start is not the one that was trained; None if it is, or if there is none."""
     try:
         outcome = regular_files.read_json(facts)
-        if "error" in outcome:
+        if "error" in outcome or outcome.get("sha256") == _checksum(weights):
             return None
-        checksum = _checksum(weights)
     except FileNotFoundError:
         return "its weights were gone" if os.path.lexists(facts) else None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"it could not be read: {error}"
-    if "sha256" not in outcome:
-        atomic_files.write_json(facts, outcome | {"sha256": checksum})
-    elif outcome["sha256"] != checksum:
-        return f"its weights were damaged, and are kept in {weights.name}.damaged"
-    return None
+    return f"its weights were damaged, and are kept in {weights.name}.damaged"
 
 
 def _checksum(path: Path) -> str:
@@ -183,15 +176,16 @@ def _keep(partial: Path, model: PreTrainedModel, optimizer: Optimizer, checks: C
 
 
 def _resume(partial: Path, model: PreTrainedModel, optimizer: Optimizer) -> Checks:
-    """Restore what ``_keep`` wrote and return its checks; none where there is no such file, or a damaged one."""
+    """Restore what ``_keep`` wrote and return its checks; none without such a file, and, with a line, of a bad one."""
     try:
         tensors, metadata = checkpoint.read_tensors(partial)
         checks = [(int(update), float(accuracy)) for update, accuracy in json.loads(metadata["checks"])]
-    except (OSError, KeyError, TypeError, ValueError):
-        return []
-    try:
         checkpoint.restore_training(model, optimizer, tensors)
-    except KeyError:  # written before a checkpoint named the parameters of its moments
+    except FileNotFoundError:
+        return []
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        why = visible(f"{partial} cannot be used: {error}")
+        print(f"steadymoe: the cold start begins again, because {why}", file=sys.stderr)
         return []
     return checks
 

@@ -139,8 +139,8 @@ def forward(
     attending = nullcontext() if parts is None else in_two_parts(model.config)
     autocasting = autocast(sequences.tokens_BS.device.type, precision)
     with RouteRecorder(model, extras.routes) as recorder, autocasting, attending:
-        folded = (None if each is None else layout.fold(each) for each in (forced_LBFK, gates_LBFK))
-        recorder.force(*folded, score_share)
+        forced, gates = (None if each is None else layout.fold(each) for each in (forced_LBFK, gates_LBFK))
+        recorder.force(forced, gates, score_share)
         recorder.predict(heads_LHE, layout.fold_mask(route_mask_BF))
         logits_PYV = model(
             input_ids=layout.tokens_PX,

@@ -92,13 +92,14 @@ def _by_shape(model: PreTrainedModel, named: Named, of_adamw: Collection[str]) -
         "routers": list(routers(model)),
     }
     chosen = {id(w) for key in of_adamw for module in modules.get(key, ()) for w in module.parameters()}
-    matrices, stacks, others = [], [], []
-    for name, weight in named:
+
+    def is_adamws(name: str, weight: Tensor) -> bool:
         is_vector = weight.ndim not in (2, 3) or 1 in weight.shape[-2:] or name.endswith("bias")
-        (others if is_vector or id(weight) in chosen else matrices if weight.ndim == 2 else stacks).append(
-            (name, weight)
-        )
-    return matrices, stacks, others
+        return is_vector or id(weight) in chosen
+
+    of_muon = [each for each in named if not is_adamws(*each)]
+    matrices, stacks = ([each for each in of_muon if each[1].ndim == dimensions] for dimensions in (2, 3))
+    return matrices, stacks, [each for each in named if is_adamws(*each)]
 
 
 class ChainedOptimizer(Optimizer):
@@ -183,4 +184,4 @@ def _average(optimizer: Optimizer, weight: Tensor, momentum: float) -> Tensor:
     state = optimizer.state[weight]
     if "momentum_buffer" not in state:
         state["momentum_buffer"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-    return state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)  # type: ignore[arg-type]
+    return state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)

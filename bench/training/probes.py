@@ -13,6 +13,9 @@ from steadymoe.bench.training.sampling import Rollout, check_routes
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
 
+# The tokens that moved most, of all: ``tail`` tells their part of the moment.
+_TOP = 0.001
+
 
 class Probe:
     """Fixed sequences under a model that changes. A dense model has nothing to measure."""
@@ -193,8 +196,8 @@ def _whole_weights(model: PreTrainedModel) -> list[Tensor]:
     return [] if any(hasattr(weight, "full_tensor") for weight in weights) else weights
 
 
-def tail(log_ratio_N: Tensor, changed_N: Tensor, share: float = 0.001) -> dict[str, Tensor]:
-    """Return the share of Σ log_ratio² that lies in the ``share`` of the tokens that moved most, as columns.
+def tail(log_ratio_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
+    """Return the share of Σ log_ratio² that lies in the 0.1 % of the tokens that moved most, as columns.
 
     At least one token counts. ``log_ratio_moment_top_changed`` is the part in tokens whose route changed
     (``changed_N``, bool). Both are absent if no log-ratio moved.
@@ -203,7 +206,7 @@ def tail(log_ratio_N: Tensor, changed_N: Tensor, share: float = 0.001) -> dict[s
     whole = square_N.sum()
     if not whole > 0:
         return {}
-    top = square_N.topk(max(1, round(share * len(square_N))))
+    top = square_N.topk(max(1, round(_TOP * len(square_N))))
     return {
         "log_ratio_moment_top": top.values.sum() / whole,
         "log_ratio_moment_top_changed": (top.values * changed_N[top.indices]).sum() / whole,

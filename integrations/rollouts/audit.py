@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import yaml
 from scipy.stats import rankdata
 from torch import Tensor
 
-from steadymoe import algorithms
+from steadymoe import algorithms, conf
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss
 from steadymoe.algorithms.advantages import GroupMeanStd
 from steadymoe.bench.check.derivatives import gradient
 from steadymoe.bench.report import write
-from steadymoe.bench.runs.overrides import CONF
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, mean_over_seeds
 from steadymoe.integrations.rollouts.bundle import BadBundle, Bundle
 
@@ -44,13 +42,13 @@ def losses(names: Sequence[str]) -> dict[str, PolicyLoss]:
 
 
 def load_advantage(name: str | None) -> object:
-    """Build the advantage of ``conf/advantage/<name>.yaml``; None for None. Raises BadBundle for an unknown name."""
+    """Build the advantage of ``conf/advantage.yaml``; None for None. Raises BadBundle for an unknown name."""
     if name is None:
         return None
-    known = {path.stem: path for path in sorted((CONF / "advantage").glob("*.yaml"))}
-    if name not in known:
-        raise BadBundle(f"unknown advantage {name!r}; choose from {', '.join(known)}")
-    return algorithms.build(yaml.safe_load(known[name].read_text()))
+    try:
+        return algorithms.build(conf.read("advantage", name))
+    except ValueError as error:
+        raise BadBundle(str(error)) from error
 
 
 def batches(bundle: Bundle, advantage: object = None) -> list[Batch]:

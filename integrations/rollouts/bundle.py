@@ -6,7 +6,6 @@ that is missing, ragged or not finite is reported with its row.
 Shapes: B responses in groups of G, T response positions, W positions of one row, with padding.
 """
 
-import json
 import math
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.errors import UserError
 
 # The most bytes of a file, of what a parquet file decodes to, and of the rectangle that rows are padded to.
@@ -145,8 +145,8 @@ def _rows_of_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(filter(bytes.strip, file), start=1):
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                row = regular_files.parse_json(line)
+            except ValueError as error:
                 raise BadBundle(f"{path.name}, row {number}: not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise BadBundle(f"{path.name}, row {number}: must be an object with named columns")

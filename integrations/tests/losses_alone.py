@@ -10,17 +10,14 @@ import json
 import pkgutil
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
-from steadymoe import algorithms
+from steadymoe import algorithms, conf
 from steadymoe.algorithms.objective import KL, Objective
 
-CONF = Path(algorithms.__file__).parent.parent / "conf"
 P, G, T, L, K = 2, 3, 5, 2, 4
 LENGTHS = [[5, 3, 4], [1, 5, 2]]
 
@@ -40,12 +37,12 @@ def numbers() -> dict[str, list[float]]:
 
 def shipped(group: str) -> list[str]:
     """The configs of a group, as ``group/name``, sorted."""
-    return sorted(f"{group}/{path.name.removesuffix('.yaml')}" for path in (CONF / group).glob("*.yaml"))
+    return [f"{group}/{name}" for name in conf.names(group)]
 
 
 def read(name: str) -> dict[str, Any]:
     """The content of one config."""
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return conf.read(*name.split("/"))
 
 
 def batch(state: Mapping[str, Tensor]) -> algorithms.Batch:
@@ -97,4 +94,4 @@ def of_correction(config: dict[str, Any]) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"version": version("steadymoe"), "conf": str(CONF), "numbers": numbers()}))
+    print(json.dumps({"version": version("steadymoe"), "conf": str(conf.ROOT), "numbers": numbers()}))

@@ -12,8 +12,8 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from builds import ROOT, build_wheel, pip
 from packaging.requirements import Requirement
-from test_packaging import ROOT, build, pip, source, wheel
 
 SCRIPT = Path(__file__).parent / "losses_alone.py"
 
@@ -21,13 +21,13 @@ SCRIPT = Path(__file__).parent / "losses_alone.py"
 @pytest.fixture(scope="module")
 def losses(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of the losses alone."""
-    return build(source / "integrations" / "losses", tmp_path_factory.mktemp("losses"))
+    return build_wheel(source / "integrations" / "losses", tmp_path_factory.mktemp("losses"))
 
 
 @pytest.fixture(scope="module")
 def integrations(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of the integrations."""
-    return build(source / "integrations", tmp_path_factory.mktemp("integrations"))
+    return build_wheel(source / "integrations", tmp_path_factory.mktemp("integrations"))
 
 
 def metadata(wheel: Path) -> Message:
@@ -52,13 +52,10 @@ def needed(*names: str) -> dict[str, Distribution]:
 
 def test_the_losses_alone_are_the_equations_and_their_numbers(losses: Path) -> None:
     archive = zipfile.ZipFile(losses)
-    folders = ("algorithms", "integrations/verl", "conf/algorithm", "conf/advantage", "conf/correction")
-    wanted = {
-        f"steadymoe/{path.relative_to(ROOT)}": path.read_bytes()
-        for folder in folders
-        for path in (ROOT / folder).iterdir()
-        if path.suffix in (".py", ".yaml")
-    }
+    folders = [ROOT / folder for folder in ("algorithms", "integrations/verl", "conf/algorithm")]
+    files = [path for folder in folders for path in folder.iterdir() if path.suffix in (".py", ".yaml")]
+    files += [ROOT / "conf" / name for name in ("__init__.py", "algorithm.yaml", "advantage.yaml", "correction.yaml")]
+    wanted = {f"steadymoe/{path.relative_to(ROOT)}": path.read_bytes() for path in files}
     held = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     assert held == wanted
     (licence,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))

@@ -1,50 +1,20 @@
 """Another trainer's rollouts: the same numbers whatever the layout, and one line for what is wrong."""
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from small_bundles import Row, jsonl, rollouts
 
 from steadymoe.integrations.rollouts import bundle as bundles
 from steadymoe.integrations.rollouts.bundle import BadBundle, Bundle
 
-Row = dict[str, Any]
 LOGPROBS = ("rollout_logprobs", "old_logprobs", "logprobs")
-
-
-def rollouts() -> list[Row]:
-    """Six groups of four responses of 1 to 6 tokens, in three mini-batches."""
-    generator = np.random.default_rng(0)
-    rows = []
-    for number in range(24):
-        group, length = number // 4, int(generator.integers(1, 7))
-        old = -3 * generator.random(length, dtype=np.float32) - 0.01
-        rows.append(
-            {
-                "prompt": [5, 6, group],
-                "response": generator.integers(0, 9, length).tolist(),
-                "rewards": float(generator.integers(2)),
-                "groups": f"prompt {group}",
-                "minibatches": group % 3,
-                "rollout_logprobs": (old * 1.01).tolist(),
-                "old_logprobs": old.tolist(),
-                "logprobs": (old * np.exp(0.3 * generator.normal(size=length))).tolist(),
-            }
-        )
-    return rows
-
-
-def jsonl(folder: Path, rows: list[Row]) -> Path:
-    path = folder / "rollouts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture
@@ -218,6 +188,7 @@ def test_a_wrong_file_is_refused_in_one_line_with_its_row_and_column(tmp_path: P
 
 def test_files_without_rollouts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = {"a.jsonl": (b"{\n", "row 1"), "b.jsonl": (b"[1]\n", "row 1"), "c.jsonl": (b"[" * 60000, "row 1")}
+    contents |= {"deep.jsonl": (b'{"a":' * 40 + b"1" + b"}" * 40, "row 1.*levels")}
     contents |= {"d.parquet": (b"PAR1", "parquet"), "e.pkl": (b"", ".jsonl or .parquet")}
     for name, (content, key) in contents.items():
         (tmp_path / name).write_bytes(content)

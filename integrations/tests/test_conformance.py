@@ -9,7 +9,7 @@ import conformance_fixture
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_import import steadymoe_integrations
+from small_bundles import steadymoe_integrations
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.testing import assert_close

@@ -27,14 +27,6 @@ NAMES = ("--algorithm", "gspo", "--model", "Qwen3-30B-A3B", "--task", "dapo_math
 Steady = Callable[..., tuple[int, str, str]]
 
 
-def steadymoe_integrations(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """The exit code of ``steadymoe-integrations`` with these words."""
-    monkeypatch.setattr(sys, "argv", ["steadymoe-integrations", *words])
-    with pytest.raises(SystemExit) as stopped:
-        integrations.main()
-    return int(stopped.value.code or 0)
-
-
 @pytest.fixture
 def steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Steady:
     """Run the command line in an empty folder and return exit code, stdout and stderr."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_execute import SMALL
+from small_runs import SMALL
 from torch.testing import assert_close
 
 from steadymoe.bench.runs import compose

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_bundle import jsonl, rollouts
-from test_import import steadymoe_integrations
+from small_bundles import jsonl, rollouts, steadymoe_integrations
 from torch import Tensor
 from torch.nn.functional import pad
 

@@ -7,13 +7,12 @@ from dataclasses import asdict, fields, is_dataclass
 from importlib.metadata import version
 from typing import Any
 
-import yaml
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 
+from steadymoe import conf
 from steadymoe.algorithms import PolicyLoss, build, load, names
 from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.runs.overrides import CONF
 from steadymoe.bench.support.errors import UserError
 from steadymoe.integrations.verl.requirements import missing
 from steadymoe.models.contract import OutsideContractError, moe_layers
@@ -44,10 +43,10 @@ def objective_of(loss: str | PolicyLoss, correction: str, beta: float) -> Object
     ``beta`` is the coefficient of the KL term, k3 in the loss. Raises UserError for an unknown name, and for two
     corrections.
     """
-    known = sorted(path.stem for path in (CONF / "correction").glob("*.yaml"))
-    if correction not in known:
-        raise UserError(f"unknown correction {correction!r}; choose from {', '.join(known)}")
-    corrects = build(yaml.safe_load((CONF / "correction" / f"{correction}.yaml").read_text()))
+    try:
+        corrects = build(conf.read("correction", correction))
+    except ValueError as error:
+        raise UserError(str(error)) from error
     try:
         loss = load(loss) if isinstance(loss, str) else loss
         return Objective(loss=loss, correction=corrects, kl=KL(coefficient=beta))

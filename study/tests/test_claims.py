@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from steadymoe import conf
 from steadymoe.bench import cli
 from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
@@ -427,8 +428,7 @@ def test_an_outcome_of_fewer_seeds_says_so_and_is_open_without_an_interval() -> 
 
 def test_flat_alone_has_routers_of_another_size_than_its_other_weights() -> None:
     # README and the page of claims: elsewhere a router factor of 1 is the equal relative step.
-    models = (ROOT / "conf" / "model").glob("*.yaml")
-    assert [path.stem for path in models if "router_scale:" in path.read_text()] == ["flat"]
+    assert [name for name in conf.names("model") if "router_scale:" in conf.text("model", name)] == ["flat"]
 
 
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Recorded) -> None:

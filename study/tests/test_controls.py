@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_learner import advantages, begun, trainer
+from small_runs import advantages, begun, trainer
 from torch.testing import assert_close
 
 from steadymoe.algorithms.batch import Batch

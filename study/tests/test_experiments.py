@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from known import known_arms
 
 from steadymoe.bench import cli
 from steadymoe.bench.runs import compose, identity
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.runs.identity import axes_name
-from study import arms, command, experiments, gates
+from study import command, experiments
 from study.claims import CLAIMS
 from study.experiments import PARTS, TABLE, Experiment
-from study.recorded import Arm
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,28 +24,16 @@ def registered() -> None:
     experiments.register()
 
 
-def arms_in(value: object) -> list[Arm]:
-    if isinstance(value, Arm):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
-    return [arm for part in parts for arm in arms_in(part)]
-
-
-def known_arms() -> list[Arm]:
-    """The arms of the study, of its gates and of what a seed buys."""
-    named = [*vars(arms).items(), *vars(gates).items()]
-    return [arm for name, value in named if name.isupper() for arm in arms_in(value)]
-
-
 def runs_of(row: Experiment, *overrides: str) -> list[Run]:
     return [run for words in row.commands(overrides) for run in compose.plan(words)]
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
 def test_hydra_composes_the_runs_of_a_row(row: Experiment) -> None:
+    """Of its first seed; test_recorded_runs_have_the_hashes_of_the_table composes every seed of three rows."""
     trunk = ["start_from=null"] if "start_from" in row.sets else []  # which need not be there
-    runs = runs_of(row, *trunk)
-    assert len(runs) == row.runs
+    runs = runs_of(row, f"seed={row.seeds[0]}", *trunk)
+    assert len(runs) * len(row.seeds) == row.runs
     assert {run.config.experiment_name for run in runs} == {row.recorded_as}
     if not (row.audits or trunk):
         planned = {(run.choices["algorithm"], axes_name(run.axes)) for run in runs}
@@ -55,7 +43,9 @@ def test_hydra_composes_the_runs_of_a_row(row: Experiment) -> None:
 def test_recorded_runs_have_the_hashes_of_the_table() -> None:
     for name in ("study_best", "study_minirl", "gates_dense"):
         kept = pd.read_parquet(ROOT / "results" / "reference" / "data" / name / "runs.parquet")
-        assert set(kept["config_hash"]) == {run.config_hash for run in runs_of(TABLE[name])}
+        planned = [run.config_hash for run in runs_of(TABLE[name])]
+        assert len(planned) == TABLE[name].runs
+        assert set(kept["config_hash"]) == set(planned)
 
 
 def test_every_arm_is_one_that_an_experiment_runs() -> None:

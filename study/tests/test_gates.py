@@ -205,7 +205,7 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
     sound.metrics[Made.key(NOISY)] = moments
     tokens = {"tokens_sampled": np.linspace(300, 500, 10), "prompts_sampled": np.full(10, 4.0)}
     sound.metrics[Made.key(STALE["grpo"])] = tokens
-    found = {(each.gate, each.setting): each for each in gates.realism(sound)}
+    found = {(each.row.gate, each.setting): each for each in gates.realism(sound)}
     assert {f"R{number}" for number in range(1, 11)} == {gate for gate, _ in found}
     assert found["R7", "stale"].number.mean == pytest.approx(400 / (4 * RESPONSES))
     settings = ("stale", "long", "longer", "slow", "learning", "mismatch", "mismatch fp8")
@@ -218,7 +218,7 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
         assert rows.loc[key, ["here", "factor"]].tolist() == ["not recorded", "–"]
     # An MoE and its dense twin share no cold start: which seed stands beside which does not matter.
     sound.metrics[Made.key(DENSE)] = {"token_ratio_variance": np.linspace(1, 2, 10)}
-    again = next(each for each in gates.realism(sound) if (each.gate, each.setting) == ("R5", "stale"))
+    again = next(each for each in gates.realism(sound) if (each.row.gate, each.setting) == ("R5", "stale"))
     assert vars(again.number) == pytest.approx(vars(found["R5", "stale"].number))
 
 
@@ -227,7 +227,7 @@ def test_what_archives_of_runs_lack_comes_from_the_calibration(sound: Made, tmp_
     lines = ["key,of,mean,low,high,n,unit", "margin_over_spread,,0.1,0.08,0.12,256,prompts"]
     lines += [f"set_disagreement,{engine},{mean},,,64,prompts" for engine, mean in (("exact", 0.0), ("fp8", 0.2))]
     sound._calibration.write_text("\n".join(lines))
-    found = {(each.gate, each.setting, each.what): each for each in gates.realism(sound)}
+    found = {(each.row.gate, each.setting, each.row.what): each for each in gates.realism(sound)}
     routers = "routers whose set differs"
     margin, fp8 = found["R6", "stale", "margin over spread of the router logits"], found["R3", "mismatch fp8", routers]
     assert (margin.number, margin.factor) == (Estimate(0.1, 0.08, 0.12, 256), pytest.approx(0.1 / 0.02))

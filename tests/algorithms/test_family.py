@@ -2,26 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
-from test_oracles import LOSSES
-from torch import Tensor
+from surrogates import LOSSES, run
 
-from steadymoe.algorithms import Batch, LossOutput, PolicyLoss, load, names
-from steadymoe.algorithms.objective import Objective
+from steadymoe.algorithms import Batch, load, names
 from steadymoe.bench.check.batches import ADVANTAGES, GROUPS, LENGTHS, RESPONSES, TOKENS, ragged
-
-
-def run(loss: PolicyLoss | Objective, batch: Batch) -> tuple[float, Tensor, LossOutput]:
-    """The loss, its gradient with respect to every token's log-probability, and what it reports."""
-    leaf_BT = batch.logprobs_BT.detach().clone().requires_grad_()
-    output = loss(replace(batch, logprobs_BT=leaf_BT))
-    output.loss.backward()
-    assert leaf_BT.grad is not None
-    return output.loss.item(), leaf_BT.grad, output
-
 
 # --- the equations, as loops -------------------------------------------------------------------------
 # Each equation returns the objective of each token of one response and the derivative ∂J/∂log π of each token, before
@@ -445,14 +432,6 @@ def test_tokens_marked_as_clipped_are_those_that_lost_their_gradient_or_are_capp
 
 
 # --- relatives ---------------------------------------------------------------------------------------
-
-
-def same(one: PolicyLoss | Objective, other: PolicyLoss | Objective, batch: Batch, value: bool = True) -> None:
-    loss, grad_BT, _ = run(one, batch)
-    other_loss, other_grad_BT, _ = run(other, batch)
-    torch.testing.assert_close(grad_BT, other_grad_BT)
-    if value:
-        assert loss == pytest.approx(other_loss)
 
 
 @pytest.mark.parametrize("name", names())

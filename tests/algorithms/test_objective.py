@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_family import run, same
+from surrogates import run, same
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -15,65 +15,19 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
+from surrogates import LOSSES, Case, Ours
 from torch import Tensor
 
+from steadymoe import conf
 from steadymoe.algorithms import Batch, build, load, names
 
 ROOT = Path(__file__).parents[2]
 FILES = {"trl": "trl-1.16", "verl": "verl-0.9"}
 GROUP = 3
 
-Ours = tuple[str, dict[str, Any]]
-Case = tuple[str, str]
 
-WIDTH = {"constant_length": 7}  # the padded width of the batches, verl's L unless told, and told to TRL
-DUAL = {"dual_clip": 3.0}  # off in the papers; always on in verl
-VERLS_DPPO = {"anchor": "old", "aggregation": "token-mean", "ratio_cap": 3.0}  # as dppo@verl-0.9
-
-LOSSES: dict[Case, Ours] = {
-    ("trl", "default"): ("grpo@trl-1.16", {}),
-    ("trl", "default_sequence"): ("gspo@trl-1.16", {}),
-    ("trl", "default_gmpo"): ("gmpo", {}),
-    ("trl", "default_corrected"): ("grpo@trl-1.16", {}),
-    ("trl", "grpo"): ("grpo", {}),
-    ("trl", "grpo_delta"): ("grpo", DUAL),
-    ("trl", "bnpo"): ("ppo_clip", {}),
-    ("trl", "dapo"): ("dapo", {}),
-    ("trl", "dr_grpo"): ("dr_grpo", WIDTH),
-    ("trl", "cispo"): ("cispo@trl-1.16", {}),
-    ("trl", "sapo"): ("sapo", {}),
-    ("trl", "vespo"): ("vespo", {}),
-    ("trl", "gspo"): ("gspo", {}),
-    ("trl", "gspo_wide"): ("gspo", {"clip_low": 0.2, "clip_high": 0.2}),
-    ("trl", "luspo"): ("luspo", {}),
-    ("trl", "luspo_wide"): ("luspo", {"clip_low": 0.2, "clip_high": 0.2}),
-    # Without the sampler's log-probabilities TRL takes the old policy's.
-    ("trl", "opsm"): ("opsm", {"anchor": "old"}),
-    ("trl", "opsm_close"): ("opsm", {"anchor": "old", "max_divergence": 0.05}),
-    ("verl", "vanilla"): ("grpo@verl-0.9", {}),
-    ("verl", "vanilla_corrected"): ("grpo@verl-0.9", {}),
-    ("verl", "vanilla_by_response"): ("grpo", DUAL),
-    ("verl", "vanilla_token_sum"): ("grpo", {"aggregation": "seq-mean-token-sum", **DUAL}),
-    ("verl", "vanilla_constant"): ("dr_grpo", {**WIDTH, **DUAL}),
-    ("verl", "vanilla_dapo"): ("dapo", DUAL),
-    ("verl", "gspo"): ("gspo@verl-0.9", {}),
-    ("verl", "gspo_corrected"): ("gspo@verl-0.9", {}),
-    ("verl", "gspo_by_response"): ("gspo_token", {"clip_low": 0.2, "clip_high": 0.2}),
-    ("verl", "gspo_paper"): ("gspo", {}),
-    ("verl", "sapo"): ("sapo", {}),
-    ("verl", "cispo"): ("cispo@verl-0.9", {}),
-    ("verl", "cispo_readme"): ("cispo", {}),
-    ("verl", "geo_mean"): ("gmpo@verl-0.9", {}),
-    ("verl", "geo_mean_paper"): ("gmpo", {}),
-    ("verl", "dppo_tv"): ("dppo@verl-0.9", {}),
-    ("verl", "dppo_tv_corrected"): ("dppo@verl-0.9", {}),
-    ("verl", "dppo_kl"): ("dppo_kl", {"max_divergence": 0.2, **VERLS_DPPO}),
-    ("verl", "dppo_kl_close"): ("dppo_kl", VERLS_DPPO),
-    ("verl", "gpg"): ("reinforce", {"aggregation": "token-mean"}),
-}
-# The correction of the cases that have one, as conf/correction/<name>.yaml and what is changed in it.
+# The correction of the cases that have one, as in conf/correction.yaml, and what is changed in it.
 CORRECTED: dict[Case, Ours] = {
     ("trl", "default_corrected"): ("mis_sequence", {"ratio_high": 3.0}),
     ("verl", "vanilla_corrected"): ("tis", {}),
@@ -164,9 +118,9 @@ def ours(kind: str, chosen: Ours) -> Any:
     name, changes = chosen
     if kind == "loss":
         return load(name, **changes)
-    file = ROOT / "conf" / ("correction" if kind == "correction" else "algorithm") / f"{name}.yaml"
-    config = yaml.safe_load(file.read_text())
-    return build((config if kind == "correction" else config["advantage"]) | changes)
+    if kind == "correction":
+        return build(conf.read(kind, name) | changes)
+    return build(conf.read("algorithm", name)["advantage"] | changes)
 
 
 def run(case: Case, chosen: Ours, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_family import run
+from surrogates import run
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, PolicyLoss, load

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,9 @@ import pandas as pd
 import pytest
 import torch
 from filelock import FileLock, Timeout
-from fixtures import MICRO
-from test_cli import steadymoe
-from test_execute import SMALL, planned
+from fixtures import MICRO, steadymoe
+from small_audits import WORDS
+from small_runs import planned
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, Surrogate
@@ -25,19 +26,6 @@ from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
-
-NARROW = "algorithm=grpo algorithm.loss.clip_low=3e-4 algorithm.loss.clip_high=4e-4"
-WORDS = [
-    *SMALL,
-    "task.modulus=7",
-    "experiment_name=tiny",
-    "optimizer.learning_rate=3e-3",
-    "audit.drift=[0,2]",
-    "audit.minibatches=8",
-    "audit.groups=4",
-    "audit.algorithms=[grpo]",
-    f'+audit.arms.narrow="{NARROW}"',
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,11 +279,11 @@ REFUSED = {
     "a bundle": (["--bundle", "x.jsonl"], "is now steadymoe-integrations audit FILE"),
     "tensors": (["--conformance=x"], "is now steadymoe-integrations conformance TENSORS"),
     "nothing": (["audit.algorithms=[]"], "audit.algorithms"),
-    "a number for a list": (["audit.drift=3"], "must be a list"),
-    "a text for a number": (["audit.router_scale=[a]"], "must be a number, got 'a'"),
+    "a number for a list": (["audit.drift=3"], "must be a valid tuple"),
+    "a text for a number": (["audit.router_scale=[a]"], "must be a valid number, got 'a'"),
     "one loss twice": (["audit.algorithms=[grpo,grpo]"], "must not repeat"),
     "an empty list": (["audit.drift=[]"], "at least 1"),
-    "unknown routing": (["audit.routing=[free,r9]"], "must be one of free, r2, r3"),
+    "unknown routing": (["audit.routing=[free,r9]"], "must be 'free', 'r2' or 'r3'"),
     "r3 without an engine": (["audit.routing=[free,r3]"], "use r2"),
     "too many updates": (["audit.drift=[0,32]"], "the prompts of a rollout serve"),
     "no start": (["audit.drift=[1]"], "must hold 0"),
@@ -307,14 +295,11 @@ REFUSED = {
 
 @pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "audit", lambda *_: pytest.fail("measured"))
-    assert steadymoe(monkeypatch, "audit", *words) == 2
-    found = capsys.readouterr()
-    assert (found.out, found.err.count("\n")) == ("", 1)
-    assert said in found.err
+    assert said in refused("audit", *words)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_audit import WORDS
-from test_cli import steadymoe
-from test_figures import said, shown
-from test_gradients import Scene, moved, scene
+from fixtures import steadymoe
+from small_audits import WORDS, Scene, moved, scene
+from small_figures import said, shown
 
 from steadymoe.bench.audit import archive, clip_atlas, clips, figures, plan, report
 from steadymoe.bench.runs.lifecycle import Damaged
@@ -172,7 +171,7 @@ def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(
     assert of_checkpoint["command"].startswith("steadymoe audit ")
     assert {"revision", "versions", "machine", "config", "audit_hash"} <= set(of_checkpoint)
     (kept.parent / "audits.json").unlink()
-    with pytest.raises(Damaged, match="damaged"):
+    with pytest.raises(Damaged, match="there is no"):
         archive.load(tmp_path / "kept", "tiny")
     archive.keep(tmp_path, "tiny", tmp_path / "kept")
     report.write(tmp_path / "kept", "tiny", formats=[])

@@ -1,67 +1,20 @@
 """The gradients of an audit: each is the loss's own, and one forward serves all."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
-from test_execute import planned
+from small_audits import Scene, moved, scene
 from torch import Tensor
 
-from steadymoe.bench.audit import gradients, losses, rollouts
+from steadymoe.bench.audit import gradients
 from steadymoe.bench.audit.gradients import BLOCKS, WHOLE, Sums, Weights
 from steadymoe.bench.audit.losses import Loss
 from steadymoe.bench.audit.rollouts import Frozen
-from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training.trainer import Trainer
-from steadymoe.models import build
 
 GROUPS = 4
 ALGORITHMS = ("grpo", "gspo", "rspo_grpo", "vespo", "dppo")
-
-
-@dataclass
-class FirstSymbol(Chain):
-    """A response is right if its first symbol has an odd code: a reward that a fresh model can learn at once."""
-
-    def score(self, prompt: str, response: str, finished: bool) -> float:
-        return float(ord(response[0]) % 2) if response else 0.0
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A model, its losses and the frozen rollout."""
-
-    trainer: Trainer
-    losses: list[Loss]
-    truth: Loss
-    of_drift: list[str]
-    """The prompts to drift on."""
-    audited: Frozen
-
-
-def scene(results: Path, algorithms: dict[str, list[str]]) -> Scene:
-    """Everything before the drift, on a fresh model and a reward that it can learn, with eight mini-batches."""
-    small = ["rollout.prompts=8", "updates_per_rollout=4"]
-    config = planned(results, *small, "algorithm=grpo_unclipped").config
-    made = instantiate(config.task)
-    task = FirstSymbol(made.min_operands, made.max_operands, made.modulus, made.spare_tokens)
-    model = build.build(config.model["config"], task.tokenizer, 0, "cpu", config.experts)
-    trainer = Trainer(model, task, config)
-    configs = {label: planned(results, *small, *own).config for label, own in algorithms.items()}
-    every, truth = losses.on_model(model, task, configs), losses.truth(model, task, config)
-    of_drift, of_audited, _ = rollouts.prompts(task, 0, 0, 8, 16)
-    rollout = rollouts.respond(trainer, of_audited, "audited", 0, 0)
-    frozen = rollouts.freeze(trainer.learner, trainer, [*every, truth], rollout)
-    return Scene(trainer, every, truth, of_drift, frozen)
-
-
-def moved(scene: Scene, updates: int) -> None:
-    rollout = rollouts.respond(scene.trainer, scene.of_drift, "drift", 0, 0)
-    for _ in rollouts.drifted(scene.trainer, rollout, [updates]):
-        pass
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
-from test_execute import SMALL
+from small_runs import SMALL
 from torch import Tensor
 from torch.nn.functional import pad
 
+from steadymoe import conf
 from steadymoe.algorithms import Batch, ClippedLoss, RatioLoss, Surrogate, TokenLoss, Traits, load, names, ops
 from steadymoe.bench.check import command, properties, share
 from steadymoe.bench.check.batches import in_dtype, interleaved, padded, part, ragged, reordered
@@ -20,12 +19,10 @@ from steadymoe.bench.check.derivatives import gradient, random_direction, slopes
 from steadymoe.bench.runs import compose
 from steadymoe.bench.support.findings import CheckFailed, ask
 
-ALGORITHMS = Path(__file__).parents[2] / "conf" / "algorithm"
-
 
 def sections(name: str) -> dict[str, Any]:
     """``loss`` and ``advantage`` of a shipped YAML."""
-    numbers = yaml.safe_load((ALGORITHMS / f"{name}.yaml").read_text())
+    numbers = conf.read("algorithm", name)
     return {part: numbers[part] for part in command.SECTIONS}
 
 

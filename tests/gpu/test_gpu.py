@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import stages
 import torch
-from test_execute import PROPORTIONAL, planned
+from small_runs import PROPORTIONAL, planned
 
 from steadymoe.bench.runs import execute, record
 from steadymoe.integrations import speed

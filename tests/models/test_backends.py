@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_execute import planned
-from test_models import make, shipped
-from torch import Tensor
+from small_models import FAMILIES, forward_and_gradients, make, shipped
+from small_runs import planned
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -17,19 +16,6 @@ from steadymoe.bench.runs import compose, execute
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import cold_start
 from steadymoe.models import megablocks
-
-FAMILIES = ["micro", "deepseek_v3_micro", "gpt_oss_micro"]
-TOKENS_BS = torch.randint(2, 12, (4, 8), generator=torch.Generator().manual_seed(0))
-
-
-def forward_and_gradients(model: PreTrainedModel, experts: str) -> dict[str, Tensor]:
-    """Logits, and the gradient of every weight for a sum of log-probabilities, by name."""
-    model.set_experts_implementation(experts)
-    model.zero_grad()
-    logits_BSV = model(TOKENS_BS).logits
-    logits_BSV.log_softmax(-1)[:, :-1].gather(-1, TOKENS_BS[:, 1:, None]).sum().backward()
-    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    return {"logits": logits_BSV.detach(), **found}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -86,7 +72,7 @@ def test_the_back_end_that_is_asked_for_computes_the_experts_of_a_run(
 @pytest.mark.parametrize(
     ("words", "installed", "message"),
     [
-        (["experts=fast"], True, "`experts` must be one of grouped_mm, eager, megablocks, got 'fast'"),
+        (["experts=fast"], True, "`experts` must be 'grouped_mm', 'eager' or 'megablocks', got 'fast'"),
         (["experts=eager", "model=dense_micro"], True, "this model is dense: experts=eager would have no effect"),
         (["experts=megablocks"], True, "set TRITON_INTERPRET=1 in the environment"),
         (["experts=megablocks"], False, "not installed (no triton, stk, megablocks); `make megablocks` adds it"),

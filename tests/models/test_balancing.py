@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_execute import assert_resumes, planned
-from test_learner import begun, trainer, updated
-from test_models import routed, shipped
-from test_routing import E, K, L, other_routes
+from small_models import E, K, L, other_routes, routed, shipped
+from small_runs import assert_resumes, begun, planned, trainer, updated
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from safetensors.torch import load_model, save_model
-from test_execute import planned
-from test_models import BUILT, TOKENS_BS, count, make, routed, shipped
+from small_models import BUILT, TOKENS_BS, count, make, routed, shipped
+from small_runs import planned
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_backends import FAMILIES, TOKENS_BS, forward_and_gradients
-from test_execute import PROPORTIONAL, planned
-from test_models import make, shipped
+from small_models import FAMILIES, RANDOM_TOKENS_BS, forward_and_gradients, make, shipped
+from small_runs import PROPORTIONAL, planned
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -55,7 +54,7 @@ def layers(model: PreTrainedModel) -> list[tuple[nn.Module, Tensor, Tensor, Tens
         for each in found
     ]
     with torch.no_grad(), torch.autocast(DEVICE, dtype=torch.bfloat16):
-        model(TOKENS_BS.to(DEVICE))
+        model(RANDOM_TOKENS_BS.to(DEVICE))
     for hook in hooks:
         hook.remove()
     return seen

@@ -3,57 +3,20 @@
 Shapes: L MoE layers, N tokens of a forward, K experts a token, E experts, H hidden width.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from fixtures import MICRO
-from torch import Tensor
+from small_models import TOKENS_BS, make
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
-from steadymoe.models.routing import Routed, RouteRecorder, load_balancing_loss, routers
+from steadymoe.models.routing import RouteRecorder, load_balancing_loss, routers
 from steadymoe.models.selection import NO_ROUTE
-
-CONF = Path(__file__).parents[2] / "conf"
-TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])
-
-
-def shipped(name: str) -> dict[str, Any]:
-    numbers = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
-    return numbers.get("model", numbers)["config"]  # flat sets its cold start too
-
-
-def make(numbers: dict[str, Any], seed: int = 0) -> PreTrainedModel:
-    """A model with the tokenizer of the shipped task, whose vocabulary the documented sizes include."""
-    task = Chain(min_operands=3, max_operands=8, modulus=10, spare_tokens=2)
-    return build.build(numbers, task.tokenizer, seed, "cpu")
-
-
-def count(model: PreTrainedModel, part: str = "") -> int:
-    return sum(weight.numel() for name, weight in model.named_parameters() if part in name)
-
-
-@torch.no_grad()
-def routed(
-    model: PreTrainedModel,
-    forced_LNK: Tensor | None = None,
-    gates_LNK: Tensor | None = None,
-    heads_LHE: Sequence[Tensor] | None = None,
-) -> tuple[Tensor, Routed]:
-    """The logits of ``TOKENS_BS``, and what the routers did; routes and gates forced, or routes predicted, or not."""
-    with RouteRecorder(model, gates=True) as recorder:
-        recorder.force(forced_LNK, gates_LNK)
-        recorder.predict(heads_LHE)
-        logits_BSV = model(TOKENS_BS, use_cache=False).logits
-        return logits_BSV, recorder.take(TOKENS_BS.numel())
-
 
 # --- the check ---------------------------------------------------------------------------------------
 
@@ -90,9 +53,6 @@ def test_a_field_that_only_the_model_reads_is_accepted_and_takes_effect() -> Non
     numbers = MICRO | {"head_dim": 24}
     build.check(numbers)
     assert make(numbers).model.layers[0].self_attn.q_proj.out_features == 4 * 24
-
-
-BUILT = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "pretrained")
 
 
 # --- what is built -----------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ import math
 from pathlib import Path
 
 import torch
-from test_learner import advantages, begun, trainer
-from test_models import routed
-from test_routing import K, L, own_routes
+from small_models import K, L, own_routes, routed
+from small_runs import advantages, begun, trainer
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fixtures import MICRO
 from safetensors.torch import load_file, save_file
-from test_execute import SMALL
+from small_runs import SMALL
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_learner import advantages, begun, trainer, updated
-from test_models import TOKENS_BS, routed
-from test_truncation import responses, whole_logprobs
+from small_models import TOKENS_BS, K, L, N, other_routes, own_routes, routed
+from small_runs import advantages, begun, responses, trainer, updated, whole_logprobs
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import overrides
+from steadymoe import conf
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import routing_drift
 from steadymoe.bench.training.columns_of_step import rollout_columns
@@ -26,8 +25,6 @@ from steadymoe.models import build, engine
 from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, WeightNoise
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
 from steadymoe.models.selection import NO_ROUTE, filtered
-
-N, L, K, E = 10, 3, 2, 4
 
 
 def logits_and_gradients(
@@ -41,17 +38,6 @@ def logits_and_gradients(
         recorder.take(N)
         logits_BSV.square().mean().backward()
     return logits_BSV.detach(), [w.grad.clone() if w.grad is not None else w * 0 for w in model.parameters()]
-
-
-def own_routes(model: PreTrainedModel) -> Tensor:
-    _, found = routed(model)
-    assert torch.equal(found.live_LNK, found.executed_LNK)
-    return found.live_LNK
-
-
-def other_routes(seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randperm(E, generator=generator)[:K] for _ in range(L * N)]).view(L, N, K)
 
 
 # --- replay ------------------------------------------------------------------------------------------
@@ -308,9 +294,7 @@ def test_an_engine_samples_differently_and_leaves_the_trainer_as_it_is(
 def test_an_engine_of_strength_zero_samples_with_the_trained_model_itself(
     tmp_path: Path, name: str, strength: float
 ) -> None:
-    assert {path.stem for path in (overrides.CONF / "engine").glob("*.yaml")} == {each for each, _ in ENGINES} | {
-        "exact"
-    }
+    assert set(conf.names("engine")) == {each for each, _ in ENGINES} | {"exact"}
     sampler = trainer(tmp_path, f"engine={name}", "engine.strength=0").sampler
     assert sampler.model(torch.Generator()) is sampler._trained
     assert sampler.engine.temperature == 1

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures import RECORDED
 
 from steadymoe.bench.report import archive, report_page
 from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training import columns
-
-RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 
 
 def small(to: Path) -> Path:

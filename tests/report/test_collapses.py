@@ -127,8 +127,8 @@ def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> Non
     curve = collapses.survival_curves(runs)
     assert curve["step"].tolist() == [0, 10, 20, 31]
     assert curve[["n", "collapsed"]].drop_duplicates().to_numpy().tolist() == [[4, 2]]
-    summary = tables.summary(steps_of(runs), runs.assign(status="diverged"))
-    assert summary[["collapsed", "collapsed (recorded)", "falling"]].to_numpy().tolist() == [[2, 4, 1]]
+    summary = tables.summary(steps_of(runs), runs)
+    assert summary[["collapsed", "falling"]].to_numpy().tolist() == [[2, 1]]
     _, warnings = collapses.early_warnings(steps_of(runs), runs)
     assert warnings[["stable", "collapsed"]].to_numpy()[0].tolist() == [1, 2]
     short = runs.assign(judged_until=0, collapsed_step=np.nan)

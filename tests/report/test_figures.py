@@ -7,55 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from small_figures import arms, long_table, said, shown
 
+from steadymoe import conf
 from steadymoe.bench.report import figures, tables, write
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
-from steadymoe.bench.runs import overrides
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.training import columns
-
-USUAL = {
-    "algorithm": "grpo",
-    "routing": "off",
-    "correction": "none",
-    "engine": "exact",
-    "strength": 0.0,
-    "optimizer": "adamw",
-    "model": "micro",
-    "moe_layers": 4,
-    "experts": 8,
-    "updates_per_rollout": 8,
-    "prompts": 32,
-    "responses": 8,
-    "learning_rate": 4e-4,
-}
-
-
-def long_table(
-    values: dict[str, object], arms: list[dict[str, object]], seeds: int = 3, steps: int = 2
-) -> pd.DataFrame:
-    """Steps of each metric for each arm and seed; a value is a function of the arm and the seed, or of the step too."""
-    rows = []
-    for arm, seed, step in itertools.product(arms, range(seeds), range(1, steps + 1)):
-        keys = USUAL | arm | {"arm": " ".join(map(str, arm.values())), "seed": seed, "step": step}
-        rows += [keys | {"metric": name, "value": of(arm | {"step": step}, seed)} for name, of in values.items()]  # type: ignore[operator]
-    return pd.DataFrame(rows)
-
-
-def arms(**axes: list[object]) -> list[dict[str, object]]:
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
-def shown(figure: style.DataFigure, panel: int) -> dict[str, list[float]]:
-    """What each line or row of marks of a panel shows, by its label."""
-    handles, labels = figure.axes[panel].get_legend_handles_labels()
-    lines = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
-    return {label: np.asarray(line.get_ydata()).tolist() for line, label in zip(lines, labels, strict=True)}
-
-
-def said(figure: style.DataFigure) -> str:
-    """The caption in one line."""
-    return " ".join(figure.caption.split())
 
 
 # Of every figure: one line has a known value at the second step.
@@ -148,7 +106,7 @@ def stale(grow: bool) -> list[dict[str, object]]:
     return [each | {"prompts": 4 * each["updates_per_rollout"] if grow else 32} for each in made]  # type: ignore[operator]
 
 
-def test_each_staleness_has_its_two_by_two_panels() -> None:
+def test_each_staleness_has_a_row_of_panels() -> None:
     metrics = ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
     values = {name: lambda arm, seed, at=at: at * arm["updates_per_rollout"] for at, name in enumerate(metrics, 1)}
     figure = curves.staleness_panels(long_table(values, stale(grow=True), seeds=10))
@@ -350,14 +308,15 @@ _CONFUSED = ("topr", "minirl", "vespo")
 
 
 def test_every_shipped_algorithm_has_a_look_of_its_own_in_every_figure() -> None:
-    shipped_ones = {path.stem.partition("@")[0] for path in (overrides.CONF / "algorithm").glob("*.yaml")}
+    shipped_ones = {name.partition("@")[0] for name in conf.names("algorithm")}
     assert shipped_ones == set(looks.ALGORITHMS), "a new algorithm goes to the end of looks.ALGORITHMS"
     drawn = [looks.of_algorithm(name) for name in looks.ALGORITHMS]
     for kind in ("dashes", "marker"):  # in curves, and in figures of points
         assert len({(each.colour, getattr(each, kind)) for each in drawn}) == len(drawn), kind
-    presets = sorted(path.stem for path in (overrides.CONF / "algorithm").glob("*.yaml"))
     rows = [
-        (f"{name}{more}", name) for name in presets for more in ("", " routing=r2", " routing=r3", " lr=1", " lr=2")
+        (f"{name}{more}", name)
+        for name in conf.names("algorithm")
+        for more in ("", " routing=r2", " routing=r3", " lr=1", " lr=2")
     ]
     of_lines = looks.of_lines(pd.DataFrame(rows, columns=["arm", "algorithm"])).values()
     assert len(set(of_lines)) == len(rows)

@@ -2,17 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_cli import steadymoe
+from fixtures import RECORDED, steadymoe
 
 from steadymoe.bench import results
 from steadymoe.bench.report import archive, joined, report_page
 from steadymoe.bench.runs import identity
-
-RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 
 
 @pytest.fixture
@@ -106,15 +105,7 @@ def test_an_experiment_of_another_folder_is_joined_and_told_apart(folder: Path) 
     ],
 )
 def test_what_cannot_be_joined_is_answered_in_one_line(
-    experiment: str,
-    more: tuple[str, ...],
-    said: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    experiment: str, more: tuple[str, ...], said: str, folder: Path, refused: Callable[..., str]
 ) -> None:
-    assert steadymoe(monkeypatch, "report", "--results", str(folder), "--experiment", experiment, *more) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    assert said in refused("report", "--results", str(folder), "--experiment", experiment, *more)
     assert [path.name for path in folder.iterdir()] == ["data"]

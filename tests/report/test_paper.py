@@ -2,22 +2,20 @@
 
 import itertools
 import re
-import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures import RECORDED, steadymoe
+from legibility import faults
 from PIL import Image
-from test_cli import steadymoe
-from test_figures import arms, long_table
-from test_legible import data, faults
+from small_figures import arms, data, long_table
 
+from steadymoe import conf
 from steadymoe.bench.report import archive, paper, report_page
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, style
 from steadymoe.bench.report.paper import Paper
-from steadymoe.bench.runs import overrides
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 SHEET = "font.size: 10\nlines.linewidth: 3\naxes.grid: False\naxes.prop_cycle: cycler('color', ['112233', '445566'])\n"
 
 
@@ -68,7 +66,7 @@ def test_names_are_those_of_papers_or_the_given_ones_or_the_typed_ones(
 
 def test_every_algorithm_has_a_name_of_its_own() -> None:
     names = paper.published()
-    shipped = {path.stem for path in (overrides.CONF / "algorithm").glob("*.yaml") if "@" not in path.stem}
+    shipped = {name for name in conf.names("algorithm") if "@" not in name}
     assert set(names) == shipped
     assert len(set(names.values())) == len(names)
     assert (names["grpo"], names["dr_grpo"], names["minirl"]) == ("GRPO", "Dr. GRPO", "MiniRL")
@@ -159,20 +157,19 @@ def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(folder: P
         (["--style", "odd.mplstyle"], "odd.mplstyle: 'font.siz' is not a matplotlib setting"),
         (["--style", "bad.mplstyle"], "bad.mplstyle: Key font.size: Could not convert 'big' to float"),
         (["--style", "tex.mplstyle"], "text.usetex is not supported"),
-        (["--list", "--columns", "1"], "--columns is for figures and whole reports; leave it out"),
-        (["--keep", "kept", "--names", ""], "--names is for figures and whole reports; leave it out"),
+        (["--list", "--columns", "1"], "--columns does not go with --list"),
+        (["--keep", "kept", "--names", ""], "--names does not go with --keep"),
     ],
 )
 def test_a_wrong_value_is_answered_in_one_line_and_nothing_is_written(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: list[str], said: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(recorded)
     for name, text in {"odd": "font.siz: 3", "bad": "font.size: big", "tex": "text.usetex: True"}.items():
         Path(f"{name}.mplstyle").write_text(f"# a comment\n{text}\n")
-    before = sorted(tmp_path.iterdir())
-    assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), *words) == 2
+    before = sorted(recorded.iterdir())
+    assert steadymoe(monkeypatch, "report", "--results", str(recorded), *words) == 2
     error = capfd.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(recorded.iterdir()) == before

@@ -58,7 +58,7 @@ def experiment(**arms: dict[str, object]) -> dict[str, pd.DataFrame]:
 
 
 def factors(data: dict[str, pd.DataFrame], arm: str) -> dict[tuple[str, str], float]:
-    return {(each.gate, each.what): each.factor for each in realism.measure(data) if each.arm == arm}
+    return {(each.row.gate, each.row.what): each.factor for each in realism.measure(data) if each.arm == arm}
 
 
 @pytest.mark.parametrize(("number", "factor"), [(0.5, 0.25), (2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (10.0, 2.5)])
@@ -76,11 +76,11 @@ def test_every_row_is_computed_from_its_own_columns() -> None:
     assert found["", "routers whose strongest expert differs"] == pytest.approx(2.0)
     assert found["", "effective sample size per token"] == pytest.approx(0.6 / 0.7)
     assert found["", "tokens with a ratio beyond 2, F(2)"] == pytest.approx(0.5)
-    numbers = {each.what: each.number.mean for each in realism.measure(experiment(ours={}))}
+    numbers = {each.row.what: each.number.mean for each in realism.measure(experiment(ours={}))}
     assert numbers["accuracy with routes permuted among tokens, over accuracy"] == pytest.approx(0.25)
     assert numbers["response length times E[f²]"] == pytest.approx(480 / (6 * RESPONSES) * 0.4)
     assert numbers["routing's share of the log-ratio"] == pytest.approx(0.75)
-    assert not any(each.gate == "R5" for each in realism.measure(experiment(ours={})))
+    assert not any(each.row.gate == "R5" for each in realism.measure(experiment(ours={})))
 
 
 def test_a_range_is_shown_for_its_engine_and_its_algorithm_alone() -> None:
@@ -146,6 +146,6 @@ def test_what_was_not_recorded_is_left_out_and_the_table_is_empty_without_anythi
 
 
 def test_gates_are_in_order_and_archives_keep_all_that_the_table_reads() -> None:
-    gates = [int(each.gate[1:]) for each in realism.measure(experiment(ours={})) if each.gate]
+    gates = [int(each.row.gate[1:]) for each in realism.measure(experiment(ours={})) if each.row.gate]
     assert gates == sorted(gates)
     assert set(VALUES) <= columns.kept()

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from fixtures import RECORDED
 
 from steadymoe.bench.report import archive, figures, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
@@ -19,8 +20,6 @@ from steadymoe.bench.runs import identity, record
 from steadymoe.bench.statistics import collapse, estimates
 from steadymoe.bench.support import external
 from steadymoe.bench.training import samples
-
-RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,6 @@ def test_curves_are_smoothed_within_seeds_and_averaged_over_them() -> None:
 def test_the_summary_has_the_numbers_of_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
     summary = tables.summary(steps, runs).set_index("arm")
     assert summary["n"].tolist() == [3, 3, 3]
-    assert summary["collapsed (recorded)"].tolist() == [0, 0, 0]
     assert summary["collapsed"].isna().all()  # 24 gradient updates are too few to say
     judged = tables.summary(steps, collapse.judged(runs, steps, collapse.Rule(window_updates=4, patience_updates=6)))
     assert judged["collapsed"].tolist() == judged["falling"].tolist() == [0, 0, 0]
@@ -154,7 +152,6 @@ def test_the_leaderboard_is_ranked_by_final_reward(runs: pd.DataFrame, steps: pd
     assert finals == sorted(finals, reverse=True)
     begun = steps[(steps["metric"] == "reward") & (steps["step"] == 1)].groupby("arm")["value"].mean()
     assert board["start"].map(write.to_number).tolist() == pytest.approx(begun[board["arm"]].tolist())
-    assert board["collapsed (recorded)"].tolist() == [0, 0, 0]
     assert board["collapsed"].isna().all()
 
 
@@ -184,9 +181,8 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
 
 
-def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    made = report_page.make(tmp_path)
+def test_the_report_is_made_from_what_is_recorded(recorded: Path) -> None:
+    made = report_page.make(recorded)
     assert all(path.stat().st_size > 0 for path in made.files)
     names = {path.name for path in made.files}
     assert {"small-summary.md", "small-summary.csv", "small-runs.csv", "report.html"} <= names
@@ -197,10 +193,10 @@ def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
     assert [line.split()[0] for line in made.missing] == lacking
     assert "fig05 staleness_grid lacks ended runs of staleness: steadymoe run experiment=staleness" in made.missing
     page = Page()
-    page.feed((tmp_path / "report.html").read_text())
+    page.feed((recorded / "report.html").read_text())
     assert page.sources
     assert all(source.startswith("data:") for source in page.sources)  # self-contained
-    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv")
+    numbers = pd.read_csv(recorded / "tables" / "small-summary.csv")
     assert f"{numbers.loc[0, 'final reward mean']:.3g}" in page.text
     assert "steadymoe run algorithm=gspo" in page.text
     assert page.tags.index("lead") < page.tags.index("img") < page.tags.index("table")
@@ -210,26 +206,25 @@ def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    recorded_before = report_page._samples(archive.runs(tmp_path, "small"))
+    recorded_before = report_page._samples(archive.runs(recorded, "small"))
     assert recorded_before == {"samples": [], "left_out": 0}
-    folders = sorted(path.parent for path in (tmp_path / "runs").glob("**/run.json"))
+    folders = sorted(path.parent for path in (recorded / "runs").glob("**/run.json"))
     row = {"step": 1, "prompt": "2+2=", "response": "<script>4</script>", "finished": True, "reward": 1.0}
     for folder in folders:
         lines = [row, row | {"response": "x" * 10_000}, {"step": 1}, row | {"reward": "none"}]
         (folder / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + '{"torn')
         assert len(samples.read(folder)) == 2
-    report_page.make(tmp_path)
-    page = (tmp_path / "report.html").read_text()
+    report_page.make(recorded)
+    page = (recorded / "report.html").read_text()
     assert len(re.findall(r"<summary>\w+ seed=\d</summary>", page)) == 9
     assert "&lt;script&gt;4&lt;/script&gt;" in page
     assert page.count("<script") == 1
     assert "x" * (samples.CHARACTERS - 1) + "…" in page
     assert "x" * samples.CHARACTERS not in page
     monkeypatch.setattr(report_page, "_MAX_CHARACTERS", 1000)
-    found = report_page._samples(archive.runs(tmp_path, "small"))
+    found = report_page._samples(archive.runs(recorded, "small"))
     assert [each["run"] for each in found["samples"]] == [
         *(f"{arm} seed=0" for arm in ("grpo", "gspo", "reinforce")),
         "grpo seed=1",
@@ -238,17 +233,16 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    report_page.make(tmp_path, "small", ["svg"], ["gspo", "grpo"])
-    assert pd.read_csv(tmp_path / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
+def test_some_arms_alone_are_reported_by_name_or_by_algorithm(recorded: Path) -> None:
+    report_page.make(recorded, "small", ["svg"], ["gspo", "grpo"])
+    assert pd.read_csv(recorded / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
     page = Page()
-    page.feed((tmp_path / "report.html").read_text())
+    page.feed((recorded / "report.html").read_text())
     assert "Only the arms gspo, grpo." in page.text
     assert "reinforce" not in page.text.partition("Figures that lack runs")[0]
     with pytest.raises(figures.CannotDraw, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
-        report_page.make(tmp_path, "small", ["svg"], ["gspo", "sapo"])
-    files = report_page.draw(FIGURES["fig02"], tmp_path, "small", ["svg"], ["gspo"])
+        report_page.make(recorded, "small", ["svg"], ["gspo", "sapo"])
+    files = report_page.draw(FIGURES["fig02"], recorded, "small", ["svg"], ["gspo"])
     assert [path.name for path in files if path.suffix == ".svg"] == ["small-fig02-clip_fraction.svg"]
     assert pd.read_csv(next(path for path in files if path.suffix == ".csv"))["series"].tolist() == ["gspo"]
 
@@ -257,10 +251,9 @@ CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
 
 
 def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    mine = tmp_path / "mine"
+    mine = recorded / "mine"
     mine.mkdir()
     (example,) = re.findall(r"```python\n(import pandas.*?)```", CONTRIBUTING, re.DOTALL)
     text = "from beside import HOME\n" + example.replace('"quickstart"', "HOME")
@@ -269,12 +262,12 @@ def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
     monkeypatch.setenv(external.VARIABLE, str(mine))
     monkeypatch.setattr(sys, "path", list(sys.path))
     (spec,) = figures.find(["response_lengths"])
-    drawn = report_page.draw(spec, tmp_path, None, ["svg"])
-    assert (tmp_path / "figures" / "small-lengths-response_lengths.svg") in drawn
-    numbers = pd.read_csv(tmp_path / "tables" / "small-lengths-response_lengths.csv")
+    drawn = report_page.draw(spec, recorded, None, ["svg"])
+    assert (recorded / "figures" / "small-lengths-response_lengths.svg") in drawn
+    numbers = pd.read_csv(recorded / "tables" / "small-lengths-response_lengths.csv")
     assert numbers["series"].tolist() == ["grpo", "gspo", "reinforce"]
     assert spec in report_page.figures_of("small")
-    listed = report_page.listing(tmp_path).set_index("id")["data on disk"]
+    listed = report_page.listing(recorded).set_index("id")["data on disk"]
     assert listed["lengths"] == "yes"
     (mine / "my_figures.py").write_text(text.replace('FigureSpec("lengths"', 'FigureSpec("fig05"'))
     figures._own.cache_clear()
@@ -288,15 +281,14 @@ def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    path = next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json"))
+def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(recorded: Path) -> None:
+    path = next((recorded / "runs" / "small" / "gspo").glob("**/run.json"))
     path.write_text(path.read_text().replace('"status": "finished"', '"status": "failed"'))
-    report_page.make(tmp_path)
-    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
+    report_page.make(recorded)
+    numbers = pd.read_csv(recorded / "tables" / "small-summary.csv").set_index("arm")
     assert numbers["n"].to_dict() == {"grpo": 3, "gspo": 2, "reinforce": 3}
     assert pd.isna(numbers.loc["gspo", "final reward low"])
-    assert "failed" in pd.read_csv(tmp_path / "tables" / "small-runs.csv")["status"].tolist()
+    assert "failed" in pd.read_csv(recorded / "tables" / "small-runs.csv")["status"].tolist()
 
 
 def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
@@ -330,6 +322,28 @@ def test_the_headline_says_who_leads_whether_it_is_decided_and_what_collapsed() 
     said = " ".join(tables.sentences(shown_of(**levels, c=[0.1, 0.2, 0.3, 0.15, 0.1])))
     assert re.search(r"n = 5: not decided, p \(Holm\) = 0\.\d+\. Its lead over c is decided\. No run collapsed\.", said)
     assert "leads" not in " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7])))
+
+
+def test_the_headline_names_arms_that_lost_what_the_start_knew() -> None:
+    """Those below their start on every seed, decoded greedily; sampled accuracy says nothing about that."""
+
+    def steps_of(metric: str = "eval_greedy", **ends: list[float]) -> pd.DataFrame:
+        rows = [
+            (arm, seed, step, metric, 0.5 if step == 0 else end, 4e-4)
+            for arm, values in ends.items()
+            for seed, end in enumerate(values)
+            for step in (0, 8)
+        ]
+        return pd.DataFrame(rows, columns=["arm", "seed", "step", "metric", "value", "learning_rate"])
+
+    ends = {"lost": [0.1, 0.3], "mixed": [0.1, 0.6], "level": [0.5, 0.5], "once": [0.1]}
+    (said,) = tables.knowledge_lost(steps_of(**ends))
+    assert said.startswith("At a learning rate of 0.0004 lost (0.50 to 0.20) ends below")
+    other = steps_of(also=[0.4, 0.4]).assign(learning_rate=1e-4)
+    (said,) = tables.knowledge_lost(pd.concat([steps_of(**ends), other]))
+    assert said.startswith("also (0.50 to 0.40), lost (0.50 to 0.20) end below")
+    assert tables.knowledge_lost(steps_of(**ends, metric="eval_accuracy")) == []
+    assert tables.knowledge_lost(steps_of(level=[0.5, 0.5])) == []
 
 
 def test_fewer_than_five_seeds_decide_nothing_and_equal_arms_are_level() -> None:
@@ -370,9 +384,8 @@ def lose(results: Path, step: int) -> pd.DataFrame:
     return archive.runs(results, "small")
 
 
-def test_a_run_that_is_lost_at_its_last_step_has_an_accuracy_of_zero_in_every_table(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    runs = lose(tmp_path, 12)
+def test_a_run_that_is_lost_at_its_last_step_has_an_accuracy_of_zero_in_every_table(recorded: Path) -> None:
+    runs = lose(recorded, 12)
     steps = archive.steps(runs)
     summary = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm")
     assert summary.loc["gspo", "final held-out accuracy"].mean == 0
@@ -381,39 +394,37 @@ def test_a_run_that_is_lost_at_its_last_step_has_an_accuracy_of_zero_in_every_ta
     assert (len(answers) > 0, answers.max()) == (True, 0)
 
 
-def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    runs = lose(tmp_path, 5)
+def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on(recorded: Path) -> None:
+    runs = lose(recorded, 5)
     steps = archive.steps(runs)
     reward = steps[(steps["arm"] == "gspo") & (steps["metric"] == "reward")]
     assert (reward[reward["step"] > 5]["value"] == 0).all()
     assert (reward.groupby("seed")["step"].max() == 12).all()
     summary = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm")
-    assert summary.loc["gspo", ["collapsed", "collapsed (recorded)"]].tolist() == [3, 3]
+    assert summary.loc["gspo", "collapsed"] == 3
     assert summary.loc["gspo", "final reward"].mean == summary.loc["gspo", "final held-out accuracy"].mean == 0
     assert summary.loc["gspo", "best minus final reward"].mean > 0.2
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    report_page.make(tmp_path)
-    assert "These runs differ" not in (tmp_path / "report.html").read_text()
-    path = next((tmp_path / "runs").glob("**/run.json"))
+def test_runs_of_different_configs_or_versions_are_not_mixed_silently(recorded: Path) -> None:
+    report_page.make(recorded)
+    assert "These runs differ" not in (recorded / "report.html").read_text()
+    path = next((recorded / "runs").glob("**/run.json"))
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
-    report_page.make(tmp_path)
+    report_page.make(recorded)
     edit(
-        next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")),
+        next((recorded / "runs" / "small" / "gspo").glob("**/run.json")),
         config_hash_without_seed="another",
         algorithm_code="ast1:0",
     )
-    path = next((tmp_path / "runs" / "small" / "grpo").glob("**/run.json"))
+    path = next((recorded / "runs" / "small" / "grpo").glob("**/run.json"))
     config = json.loads(path.read_text())["config"]
     edit(path, config=config | {"precision": "bf16"}, algorithm_code="ast1:0")
-    edit([*(tmp_path / "runs" / "small" / "grpo").glob("**/run.json")][-1], algorithm_code="ast1:1")
-    made = report_page.make(tmp_path)
+    edit([*(recorded / "runs" / "small" / "grpo").glob("**/run.json")][-1], algorithm_code="ast1:1")
+    made = report_page.make(recorded)
     differ = "These runs differ in versions, settings besides the axes, config (gspo), algorithm code (grpo)"
-    assert differ in (tmp_path / "report.html").read_text()
+    assert differ in (recorded / "report.html").read_text()
     assert differ in made.table
 
 
@@ -464,18 +475,17 @@ def opened(page: Path, profile: Path) -> tuple[str, list[str]]:
 
 
 @pytest.mark.check
-def test_the_page_opens_in_a_browser_and_its_table_sorts(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    report_page.make(tmp_path, formats=["svg"])
-    page = tmp_path / "report.html"
-    shown, complaints = opened(page, tmp_path / "profile")
+def test_the_page_opens_in_a_browser_and_its_table_sorts(recorded: Path) -> None:
+    report_page.make(recorded, formats=["svg"])
+    page = recorded / "report.html"
+    shown, complaints = opened(page, recorded / "profile")
     assert complaints == []
     assert "steadymoe report" in shown
     # The same page with clicks appended, and a script that must show up as an error: the console is really read.
-    clicked = tmp_path / "clicked.html"
+    clicked = recorded / "clicked.html"
     by_arm = 'document.querySelectorAll("table.sortable th button")[0]'
     clicked.write_text(page.read_text() + f"<script>{by_arm}.click(); {by_arm}.click(); nowhere();</script>")
-    shown, complaints = opened(clicked, tmp_path / "profile")
+    shown, complaints = opened(clicked, recorded / "profile")
     assert len(complaints) == 1
     assert "nowhere is not defined" in complaints[0]
     rows = re.findall(r"<tr><td[^>]*>(\w+)</td>", shown)[:3]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_cli import steadymoe
 
 from steadymoe.bench.report import seeds
 from steadymoe.bench.statistics import comparisons
@@ -126,6 +125,11 @@ THREE = HEADER + "".join(f"{arm},{seed},1,{seed}\n" for arm in "ab" for seed in 
         ({"a.csv": HEADER + "a,0,1,1e200\n"}, ["a.csv"], "a, seed 0 ends with 1e+200"),
         ({"a.csv": HEADER + "a,0,1,1\nb,0,1,2\n"}, ["a.csv"], "a has one seed; a spread needs 3"),
         ({"a.csv": HEADER + "a,0,1,1\n"}, ["a.csv"], "got 1 arms: a"),
+        (
+            {"a.jsonl": '{"value":' * 40 + "1" + "}" * 40 + "\n"},
+            ["a.jsonl"],
+            "line 1: not JSON (it has more than 32 levels",
+        ),
         ({"a.csv": THREE}, ["a.csv", "a.csv"], "a has seed 0 already"),
         ({"a.csv": THREE}, ["--arm", "c", "a.csv"], "c has seed 0 already"),
         ({"a.csv": THREE, "b.csv": "step,loss\n1,2\n"}, ["a.csv", "--arm", "b", "b.csv"], "no column in common"),
@@ -143,15 +147,12 @@ def test_bad_logs_are_refused_in_one_line(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in content.items():
         Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert steadymoe(monkeypatch, "seeds", *words) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert message in said.err
+    assert message in refused("seeds", *words)
 
 
 def test_a_link_a_large_file_and_too_many_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

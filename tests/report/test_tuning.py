@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import steadymoe
 from omegaconf import OmegaConf
-from test_cli import steadymoe
-from test_execute import SMALL
+from small_runs import SMALL
 
 from steadymoe.bench.report import tuning
 from steadymoe.bench.runs import compose, execute, record, status
@@ -108,14 +108,13 @@ def test_the_best_rate_is_that_of_the_highest_mean_level_and_others_are_compared
     assert tuning.drawn(rows).numbers["series"].tolist() == ["gspo"] * 3 + ["start"]
 
 
-def test_many_arms_have_a_panel_each_the_best_first_with_the_same_numbers() -> None:
-    levels = {name: 0.2 + 0.1 * place for place, name in enumerate("abcdefg")}
+def test_many_arms_share_panels_with_the_same_numbers() -> None:
+    levels = {name: 0.2 + 0.05 * place for place, name in enumerate("abcdefghij")}
     arms = [tabled({1e-4: [0.1] * 3, 2e-4: [level] * 3}).assign(arm=name) for name, level in levels.items()]
-    together, apart = tuning.drawn(pd.concat(arms[:6])), tuning.drawn(pd.concat(arms))
-    assert len(together.axes) == 1
-    assert [axis.get_title() for axis in apart.axes] == list("gfedcba")
-    of_six = apart.numbers[apart.numbers["series"] != "g"].sort_values(["series", "x"], ignore_index=True)
-    pd.testing.assert_frame_equal(of_six, together.numbers.sort_values(["series", "x"], ignore_index=True))
+    together, apart = tuning.drawn(pd.concat(arms[:8])), tuning.drawn(pd.concat(arms))
+    assert [len(together.axes), len(apart.blocks)] == [1, 2]
+    of_eight = apart.numbers[~apart.numbers["series"].isin(["i", "j"])].sort_values(["series", "x"], ignore_index=True)
+    pd.testing.assert_frame_equal(of_eight, together.numbers.sort_values(["series", "x"], ignore_index=True))
 
 
 @pytest.mark.parametrize(
@@ -199,12 +198,12 @@ def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["tuning.rate_factors=[0,1]"], "`tuning.rate_factors.0` must be above 0"),
-        (["tuning.rate_factors=[1,-1]"], "`tuning.rate_factors.1` must be above 0"),
+        (["tuning.rate_factors=[0,1]"], "`tuning.rate_factors.0` must be greater than 0"),
+        (["tuning.rate_factors=[1,-1]"], "`tuning.rate_factors.1` must be greater than 0"),
         (["tuning.rate_factors=[2]"], "`tuning.rate_factors` must have at least 2"),
         (["tuning.rate_factors=[2,2.0]"], "`tuning.rate_factors` must not repeat"),
         (["tuning.seeds=[]"], "`tuning.seeds` must have at least 1"),
-        (["tuning.seeds=[0.5]"], "`tuning.seeds.0` must be a whole number"),
+        (["tuning.seeds=[0.5]"], "`tuning.seeds.0` must be a valid integer"),
         (["tuning.seed=[1]"], "tuning.seeds"),
         (["~tuning"], "`tuning`"),
         (["optimizer.learning_rate=0"], "learning rates above 0"),

@@ -50,6 +50,17 @@ def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
     assert [cell["number"] for cell in cells[1]] == ["", 2, "", 1.0]
 
 
+def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
+    names = ["=1+2", "+cmd", "-2+3+x", "@sum", "grpo", "-0.5"]
+    rows = pd.DataFrame({"arm": names, "value": [-1.0] * len(names)})
+    write.pieces(tmp_path / "export.csv", "csv", iter([rows]))
+    (table,) = write.table(tmp_path, "t", rows, kinds=("csv",))
+    for path in (tmp_path / "export.csv", table):
+        found = pd.read_csv(path)
+        assert found["arm"].tolist() == ["'=1+2", "'+cmd", "'-2+3+x", "'@sum", "grpo", "-0.5"]
+        assert found["value"].tolist() == rows["value"].tolist()
+
+
 def test_a_section_stands_between_its_markers_and_the_rest_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n")

@@ -11,8 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from steadymoe import algorithms
-from steadymoe.bench.runs import command, compose, execute, identity, overrides, record
+from steadymoe import algorithms, conf
+from steadymoe.bench.runs import command, compose, execute, overrides, record
 
 SHORT = [
     "rollout.prompts=8",
@@ -39,13 +39,9 @@ SHORT_EXPERIMENT += [
 ]
 
 
-def group(name: str) -> list[str]:
-    return sorted(path.stem for path in (overrides.CONF / name).glob("*.yaml"))
-
-
 def with_needed(name: str) -> list[str]:
     """An algorithm, and what a preset is only true with."""
-    config = yaml.safe_load((overrides.CONF / "algorithm" / f"{name}.yaml").read_text())
+    config = conf.read("algorithm", name)
     needed = [f"{key}={config[key]}" for key in ("correction", "updates_per_rollout") if key in config]
     return [f"algorithm={name}", *needed]
 
@@ -55,7 +51,7 @@ def models() -> list[Any]:
     quick = ("micro", "tiny", "deep", "dense_tiny", "mixtral_micro", "deepseek_v3_micro", "gpt_oss_micro")
     return [
         pytest.param([f"model={name}"], marks=[] if name in quick else pytest.mark.check)
-        for name in group("model")
+        for name in conf.names("model")
         if name != "pretrained"
     ]
 
@@ -63,15 +59,15 @@ def models() -> list[Any]:
 @pytest.mark.parametrize(
     "words",
     [
-        *([*with_needed(name), "model=micro"] for name in group("algorithm")),
-        *([f"correction={name}", "model=micro"] for name in group("correction")),
-        *([f"routing={name}", "model=micro"] for name in group("routing")),
-        *([f"engine={name}", "model=micro"] for name in group("engine")),
-        *([f"optimizer={name}", "model=micro"] for name in group("optimizer")),
+        *([*with_needed(name), "model=micro"] for name in conf.names("algorithm")),
+        *([f"correction={name}", "model=micro"] for name in conf.names("correction")),
+        *([f"routing={name}", "model=micro"] for name in conf.names("routing")),
+        *([f"engine={name}", "model=micro"] for name in conf.names("engine")),
+        *([f"optimizer={name}", "model=micro"] for name in conf.names("optimizer")),
         *models(),
-        *([f"task={name}", "model=micro"] for name in group("task")),
+        *([f"task={name}", "model=micro"] for name in conf.names("task")),
         ["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"],
-        *([f"experiment={name}", *SHORT_EXPERIMENT] for name in group("experiment")),
+        *([f"experiment={name}", *SHORT_EXPERIMENT] for name in conf.names("experiment")),
     ],
     ids=" ".join,
 )
@@ -157,7 +153,7 @@ def test_the_named_configs_of_a_point_are_what_hydra_composes_of_them_in_full(wo
     with overrides.composing():
         chosen = overrides.compose(words)[1]
         composed = hydra.compose("config", [f"{group}={name}" for group, name in chosen.items()])
-        assert overrides.reference(words) == identity.flatten(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
+        assert overrides.reference(words) == OmegaConf.to_container(composed, resolve=True)
 
 
 def test_hydras_own_settings_are_what_hydra_composes() -> None:
@@ -171,9 +167,9 @@ def test_hydras_own_settings_are_what_hydra_composes() -> None:
             )
 
 
-@pytest.mark.parametrize("name", group("experiment"))
+@pytest.mark.parametrize("name", conf.names("experiment"))
 def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
-    text = (overrides.CONF / "experiment" / f"{name}.yaml").read_text()
+    text = conf.text("experiment", name)
     runs = compose.plan([f"experiment={name}", "start_from=null"])  # a trunk need not be there
     verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
     assert f"steadymoe {verb} experiment={name}" in text

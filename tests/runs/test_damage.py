@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_cli import RECORDED, steadymoe
-from test_execute import SMALL, assert_same, planned
+from fixtures import RECORDED, steadymoe
+from small_runs import SMALL, assert_same, planned
 
 from steadymoe.bench.report import archive, report_page
 from steadymoe.bench.runs import compose, execute, lifecycle, record, status
@@ -85,7 +85,7 @@ def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
     inflict, why = DAMAGES[damage]
     inflict(folder)
     assert record.status(folder) == "damaged"
-    assert why in str(record.damage(folder))
+    assert why in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
     assert why in told[1]
@@ -119,23 +119,22 @@ def test_the_command_that_status_names_brings_a_damaged_run_back(
     assert made.table.count("| grpo") == 1
 
 
-def test_a_report_says_which_runs_it_leaves_out(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    lost, cut, older = ((tmp_path / "runs" / "small" / name) for name in ("gspo", "grpo", "reinforce"))
+def test_a_report_says_which_runs_it_leaves_out(recorded: Path) -> None:
+    lost, cut, older = ((recorded / "runs" / "small" / name) for name in ("gspo", "grpo", "reinforce"))
     folders = [sorted(path.parent for path in each.glob("**/run.json"))[0] for each in (lost, cut, older)]
     (folders[0] / "steps.parquet").unlink()
     truncated("layers.parquet")(folders[1])
     edited(tables=None)(folders[2])
-    report_page.make(tmp_path, formats=["svg"])
-    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
+    report_page.make(recorded, formats=["svg"])
+    numbers = pd.read_csv(recorded / "tables" / "small-summary.csv").set_index("arm")
     assert numbers["n"].to_dict() == {"grpo": 2, "gspo": 2, "reinforce": 2}
-    left_out = report_page.left_out(tmp_path)
+    left_out = report_page.left_out(recorded)
     said = "\n".join(left_out)
     for folder, why in zip(folders, ("no steps.parquet", "layers.parquet has", "has no checksums"), strict=True):
         assert any(str(folder) in line and why in line for line in left_out)
-        assert f"{folder.relative_to(tmp_path / 'runs')}" in "\n".join(status.lines(tmp_path))
+        assert f"{folder.relative_to(recorded / 'runs')}" in "\n".join(status.lines(recorded))
     assert said.count("steadymoe status") == 3
-    assert (tmp_path / "report.html").read_text().count("left out, damaged") == 3
+    assert (recorded / "report.html").read_text().count("left out, damaged") == 3
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1}', "null"])
@@ -234,17 +233,6 @@ def test_a_cold_start_with_a_flipped_bit_is_trained_again(finished: Path, tmp_pa
     assert weights.read_bytes() == before
 
 
-def test_a_cold_start_of_an_earlier_version_gets_its_checksum(finished: Path, tmp_path: Path) -> None:
-    moved(finished, tmp_path)
-    (facts,) = (tmp_path / "cold_starts").glob("*.json")
-    known = json.loads(facts.read_text())
-    facts.write_text(json.dumps({key: value for key, value in known.items() if key != "sha256"}))
-    made = planned(tmp_path, "steps=2", "experiment_name=again")
-    assert execute.execute(made) == "finished"
-    assert json.loads(facts.read_text()) == known
-    assert "rebuilt" not in record.known(made.folder)["cold_start"]
-
-
 def test_a_kept_checkpoint_with_a_flipped_bit_is_not_used(tmp_path: Path) -> None:
     path = interrupted(tmp_path).folder / "checkpoint.safetensors"
     tensors, metadata = checkpoint.read_tensors(path)
@@ -256,17 +244,11 @@ def test_a_kept_checkpoint_with_a_flipped_bit_is_not_used(tmp_path: Path) -> Non
     assert checkpoint.step_of(path) is None
 
 
-def test_what_was_kept_and_is_broken_is_answered_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    report_page.keep(tmp_path, "small", tmp_path / "kept")
-    (tmp_path / "kept" / "data" / "small" / "steps.parquet").write_text("no table")
+def test_what_was_kept_and_is_broken_is_answered_in_one_line(recorded: Path, refused: Callable[..., str]) -> None:
+    report_page.keep(recorded, "small", recorded / "kept")
+    (recorded / "kept" / "data" / "small" / "steps.parquet").write_text("no table")
     for verb in (["report"], ["report", "--figure", "fig02", "--experiment", "small"]):
-        assert steadymoe(monkeypatch, *verb, "--results", str(tmp_path / "kept")) == 2
-        said = capsys.readouterr().err
-        assert "steps.parquet is not as it was archived" in said
-        assert said.count("\n") == 1
+        assert "steps.parquet is not as it was archived" in refused(*verb, "--results", str(recorded / "kept"))
 
 
 def test_a_folder_that_is_not_ours_to_lock_is_told_as_its_run_says(
@@ -294,7 +276,7 @@ def test_a_run_file_that_may_not_be_read_is_damage(
         return opened(path, *most)
 
     monkeypatch.setattr(regular_files, "opened", refuses)
-    assert "Permission denied" in str(record.damage(folder))
+    assert "Permission denied" in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
     assert "again: steadymoe run" in told[2]

@@ -14,86 +14,16 @@ import pandas as pd
 import pytest
 import torch
 from hydra.utils import instantiate
-from pandas.testing import assert_frame_equal
+from small_runs import PROPORTIONAL, SMALL, assert_same, planned, tables
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
-from steadymoe.bench.runs import compose, execute, outcome, record
+from steadymoe.bench.runs import compose, execute, lifecycle, outcome, record
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.columns import TABLES
-from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
-
-# A run of two or three seconds: forty supervised updates teach the format, and every accuracy is in the band.
-SMALL = [
-    "model=micro",
-    "model.config.num_hidden_layers=2",
-    "model.config.hidden_size=32",
-    "task=chain",
-    "task.min_operands=2",
-    "task.max_operands=3",
-    "task.modulus=3",
-    "rollout.prompts=4",
-    "rollout.responses=8",
-    "optimizer.learning_rate=1e-3",
-    "updates_per_rollout=2",
-    "steps=6",
-    "checkpoint_every=2",
-    "evaluation.every=2",
-    "evaluation.prompts=8",
-    "probe.responses=4",
-    "cold_start.accuracy_low=0",
-    "cold_start.accuracy_high=1",
-    "cold_start.check_every=40",
-    "cold_start.batch_size=32",
-    "cold_start.learning_rate=1e-2",
-    "cold_start.check_prompts=4",
-]
-
-# AdamW divides by the root of the second moment: where a gradient is rounding, rounding decides the sign of its step,
-# and processors round differently. With an epsilon far above that root a step is proportional to the gradient.
-PROPORTIONAL = ["optimizer.epsilon=1", "optimizer.learning_rate=0.1"]
-
-
-def planned(results: Path, *words: str) -> compose.Run:
-    return compose.plan([*SMALL, f"results_dir={results}", *words])[0]
-
-
-def tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """All recorded rows without the timing columns, which alone may differ."""
-    frames = {name: record.read_table(folder, name) for name in TABLES}
-    return {
-        name: frame[[c for c in frame if not c.endswith(("_seconds", "_per_second"))]] for name, frame in frames.items()
-    }
-
-
-def assert_same(one: Path, other: Path) -> None:
-    assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
-    for name, frame in tables(one).items():
-        assert len(frame) or name == "tails", name
-        assert_frame_equal(frame, tables(other)[name], check_exact=True)
-
-
-def assert_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, *words: str) -> compose.Run:
-    """A run that was stopped in its step ``stop_at`` records what an undisturbed one does, which is returned."""
-    whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
-    assert execute.execute(whole) == "finished"
-    step = Trainer.step
-
-    def stops(self: Trainer, number: int) -> Any:
-        if number == stop_at:
-            raise KeyboardInterrupt
-        return step(self, number)
-
-    monkeypatch.setattr(Trainer, "step", stops)
-    with pytest.raises(KeyboardInterrupt):
-        execute.execute(halted)
-    monkeypatch.setattr(Trainer, "step", step)
-    assert execute.execute(halted) == "finished"
-    assert_same(whole.folder, halted.folder)
-    return whole
 
 
 @pytest.fixture(scope="module")
@@ -260,15 +190,18 @@ def test_a_finished_run_is_left_alone_and_another_config_is_refused(
     assert results in finished.folder.parents
 
 
-def test_a_run_that_another_process_ended_while_this_one_waited_for_it_is_left_alone(
+def test_a_run_is_looked_at_under_its_lock_and_left_alone_if_it_has_ended(
     finished: compose.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([record.State("missing", {}, None)])  # what was seen before the lock was taken
     look = record.read_state
-    monkeypatch.setattr(record, "read_state", lambda folder: next(looks, None) or look(folder))
+
+    def under_the_lock(folder: Path) -> record.State:
+        assert lifecycle.is_held(folder), "another process may end the run after this look"
+        return look(folder)
+
+    monkeypatch.setattr(record, "read_state", under_the_lock)
     monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
     assert execute.execute(finished) == "finished"
-    assert next(looks, None) is None, "it was looked at twice"
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
@@ -417,7 +350,9 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     assert "raise cold_start.max_updates" in json.loads((missed.folder / "run.json").read_text())["error"]
 
 
-def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["cold_start.check_every=4", "cold_start.accuracy_low=0.95", "cold_start.max_updates=16"]
     config = planned(tmp_path, *words, "cold_start.batch_size=4").config
     task = instantiate(config.task)
@@ -448,6 +383,7 @@ def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> 
         assert torch.equal(one, other)
     (tmp_path / "halted").write_bytes(b"torn")
     assert made_in(tmp_path / "halted")[1] == [4, 8, 12, 16], "a damaged one begins anew"
+    assert capsys.readouterr().err.count("the cold start begins again, because") == 1
 
 
 def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves_nothing_behind(

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from test_execute import assert_same
-from test_sweeps import at_work, holds, launched, runs_of, wait_for
+from small_runs import assert_same
+from small_sweeps import at_work, holds, launched, runs_of, wait_for
 
 from steadymoe.bench.runs import compose, record
 

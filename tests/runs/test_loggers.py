@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_execute import assert_same, planned
+from small_runs import assert_same, planned, scalars
 
 from steadymoe.bench.runs import compose, execute, loggers, record, validate
 from steadymoe.bench.training.trainer import Trainer
@@ -39,17 +39,6 @@ def interrupt(made: compose.Run, at: int, monkeypatch: pytest.MonkeyPatch) -> No
             execute.execute(made)
 
 
-def shown(folder: Path) -> dict[str, dict[int, list[float]]]:
-    """Tag → step → every value that TensorBoard's files have for it."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    values: dict[str, dict[int, list[float]]] = {}
-    for tag in events.Tags()["scalars"]:
-        for event in events.Scalars(tag):
-            values.setdefault(tag, {}).setdefault(event.step, []).append(event.value)
-    return values
-
-
 def assert_shows_the_record(values: Mapping[str, Mapping[int, list[float]]], folder: Path) -> None:
     """Each number that was recorded, once, as TensorBoard's and W&B's precision allows."""
     for table in ("steps", "updates"):
@@ -70,9 +59,9 @@ def test_tensorboard_shows_every_step_once_though_the_run_was_interrupted(
     made = planned(tmp_path, "log=tensorboard", "checkpoint_every=4")
     interrupt(made, 4, monkeypatch)  # before a checkpoint: the run begins anew, and so do its scalars
     interrupt(made, 6, monkeypatch)  # from the checkpoint at 4: step 5 comes twice
-    assert set(shown(made.folder)["steps/reward"]) == {1, 2, 3, 4, 5}
+    assert set(scalars(made.folder)["steps/reward"]) == {1, 2, 3, 4, 5}
     assert execute.execute(made) == "finished"
-    assert_shows_the_record(shown(made.folder), made.folder)
+    assert_shows_the_record(scalars(made.folder), made.folder)
     assert_same(plain.folder, made.folder)
 
 

@@ -38,7 +38,7 @@ def test_points_of_a_sweep_share_their_settings_and_no_folder(tmp_path: Path) ->
     [
         (["rollout.minibatch_prompts=3", "rollout.prompts=32"], "means rollout.prompts=24"),
         (["total_updates=80", "steps=30"], "means steps=10"),
-        (["rollout.minibatch_prompts=0"], "rollout.minibatch_prompts. must be at least 1"),
+        (["rollout.minibatch_prompts=0"], "rollout.minibatch_prompts. must be greater than or equal to 1"),
     ],
 )
 def test_two_answers_to_one_question_are_refused_in_one_line(words: list[str], said: str, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_cli import steadymoe
-from test_execute import SMALL
+from fixtures import steadymoe
+from small_runs import SMALL
 
 from steadymoe.bench.report import report_page
 from steadymoe.bench.runs import outcome
@@ -149,7 +149,7 @@ def test_a_module_or_class_that_is_wrong_and_a_section_that_is_missing_are_told_
         ("name", f"(NameError: name 'nowhere' is not defined, {losses}/no_name.py, line 2)"),
         ("fussy", f"KeyError: 'width' ({losses}/odd_losses.py, line {line_of('width')})"),
         ("bare", "the YAML of algorithm bare has no section advantage; give it one with a _target_"),
-        ("lossless", "the YAML of algorithm lossless has no section loss; give it one with a _target_"),
+        ("lossless", "`algorithm.loss` is missing"),
     ):
         assert run(monkeypatch, losses, f"algorithm={name}") == 2, name
         said = capfd.readouterr().err

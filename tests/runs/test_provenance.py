@@ -3,13 +3,14 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import training_code
-from test_cli import steadymoe
-from test_execute import SMALL, planned
+from fixtures import steadymoe
+from small_runs import SMALL, planned
 
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
@@ -163,7 +164,7 @@ def test_code_that_cannot_be_compared_is_unknown_and_never_stale(
 
 
 def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
 ) -> None:
     words = ["run", *TINY, "-m", "algorithm=grpo,mine"]
     shipped, made = compose.plan([*TINY, "algorithm=grpo,mine"], multirun=True)
@@ -173,16 +174,13 @@ def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(
     old = (made.folder / "steps.parquet").read_bytes()
     (mine / "my_losses.py").write_text(LOSS.replace("super().surrogate(batch)", "super().surrogate(batch * 1)"))
 
-    assert steadymoe(monkeypatch, *words) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"steadymoe: {made.folder} was made by other code of its algorithm; add --redo")
-    assert said.err.count("\n") == 1
+    said = refused(*words)
+    assert said.startswith(f"steadymoe: {made.folder} was made by other code of its algorithm, task or engine; ")
     assert (made.folder / "steps.parquet").read_bytes() == old
     assert not Path("results/replaced").exists()
     told = status.lines(Path("results"))
     assert told[0] == "default: 2 finished, 1 stale"
-    assert "(made by other code of its algorithm)" in told[1]
+    assert "(made by other code of its algorithm, " in told[1]
     assert told[2] == f"    again: {made.command} --redo"
     assert made.command.startswith("STEADYMOE_PATH=mine steadymoe run ")
 
@@ -202,7 +200,7 @@ def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(
 
 
 def test_runs_of_other_training_code_are_refused_and_runs_with_other_libraries_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     made = planned(tmp_path)
     words = ["run", *SMALL, f"results_dir={tmp_path}"]
@@ -216,10 +214,9 @@ def test_runs_of_other_training_code_are_refused_and_runs_with_other_libraries_a
     atomic_files.write_json(made.folder / "run.json", facts)
     then, now = provenance.TRAINING_VERSION, provenance.TRAINING_VERSION + 1
     monkeypatch.setattr(provenance, "TRAINING_VERSION", now)
-    assert steadymoe(monkeypatch, *words) == 2
-    assert f"was made by other training code (version {then}; now {now}); add --redo" in capsys.readouterr().err
+    assert f"was made by other training code (version {then}; now {now}); add --redo" in refused(*words)
     assert f"(made by other training code (version {then}; now {now}))" in status.lines(tmp_path)[1]
-    assert steadymoe(monkeypatch, *words, "--redo", "--retry-failed") == 2
+    refused(*words, "--redo", "--retry-failed")
 
 
 def test_a_run_goes_on_only_where_its_code_is_known_to_be_the_same(

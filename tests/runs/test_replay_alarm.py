@@ -11,9 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from test_cli import steadymoe
-from test_execute import SMALL
-from test_learner import trainer
+from fixtures import steadymoe
+from small_runs import SMALL, trainer
 
 from steadymoe.bench.report import report_page
 from steadymoe.bench.runs import outcome

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from steadymoe import conf
 from steadymoe.bench import schema
 from steadymoe.bench.runs import compose, overrides
 from steadymoe.bench.runs.identity import flatten
@@ -73,11 +74,10 @@ def refusal(plain: Mapping[str, Any]) -> str:
 def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     own = yaml.safe_load((overrides.CONF / "config.yaml").read_text())
     fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra", "tuning")}))
-    optimizers = {path.stem: yaml.safe_load(path.read_text()) for path in (overrides.CONF / "optimizer").glob("*.yaml")}
+    optimizers = {name: conf.read("optimizer", name) for name in conf.names("optimizer")}
     fields |= {key for numbers in optimizers.values() for key in flatten(numbers, "optimizer.")}
     own |= {"optimizer": optimizers["adamw"]}
-    routings = (yaml.safe_load(path.read_text()) for path in (overrides.CONF / "routing").glob("*.yaml"))
-    fields |= {f"routing.{key}" for routing in routings for key in routing}
+    fields |= {f"routing.{key}" for name in conf.names("routing") for key in conf.read("routing", name)}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
     assert {field.name for field in dataclasses.fields(TuningConfig)} == own["tuning"].keys()
     defaults = {key: field.default for key, field in SETTINGS.items() if field.default is not dataclasses.MISSING}
@@ -175,11 +175,14 @@ def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(
         (["cold_start=5"], ("`cold_start`", "got 5")),
         (["~algorithm"], ("algorithm.loss", "missing")),
         (["updates_per_rollout=abc", "total_updates=10"], ("`updates_per_rollout`", "got 'abc'")),
-        (["optimizer.beta1=2"], ("`optimizer.beta1`", "below 1, got 2.0")),
+        (["optimizer.beta1=2"], ("`optimizer.beta1`", "less than 1, got 2.0")),
         (["routing=r2", "+routing.predictor_learning_rate=0.1"], ("routing.predictor_learning_rate", "pr2")),
         (["routing=pr2", "routing.predictor_learning_rate=null"], ("routing.predictor_learning_rate", "pr2")),
         (["routing=r3", "+routing.score_share=0.5"], ("routing.score_share", "r3_filtered")),
-        (["routing=r3_filtered", "routing.score_share=1.5"], ("routing.score_share", "at most 1, got 1.5")),
+        (
+            ["routing=r3_filtered", "routing.score_share=1.5"],
+            ("routing.score_share", "or equal to 1, got 1.5"),
+        ),
         (["routing=lagged", "routing.lag=240"], ("routing.lag=240", "a run of 240 updates")),
         (["model=dense_micro", "routing=r3_gates"], ("dense", "no routers to replay")),
         (["model=dense_micro", "routing.bias_speed=0.001"], ("dense", "balance")),

@@ -4,46 +4,27 @@ import errno
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
+from fixtures import steadymoe
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
-from test_cli import steadymoe
-from test_execute import SMALL, assert_same, planned
+from small_runs import SMALL, assert_same, planned
+from small_sweeps import SWEEP, at_work, holds, launched, runs_of, wait_for
 
 from steadymoe.bench.runs import compose, execute, launch, lifecycle, record, status
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
 
-WORDS = [*SMALL, "-m", "algorithm=grpo,gspo", "seed=0,1", "experiment_name=small"]
 # Long enough that a run whose third step is seen on disk is killed before it ends.
 LONG = "steps=16"
-
-
-def launched(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
-    """The sweep of ``WORDS`` by a launcher of its own."""
-    command = [sys.executable, "-m", "steadymoe.bench.cli", "run", *WORDS, f"results_dir={tmp_path}", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def runs_of(tmp_path: Path, *words: str) -> list[compose.Run]:
-    return compose.plan([word for word in WORDS if word != "-m"] + [f"results_dir={tmp_path}", *words], multirun=True)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
 
 
 def children(pid: int) -> list[int]:
@@ -57,15 +38,6 @@ def children(pid: int) -> list[int]:
         if int(after_name[1]) == pid and after_name[0] != "Z":
             found.append(int(path.parent.name))
     return found
-
-
-def at_work(runs: list[compose.Run], steps: int = 1) -> list[compose.Run]:
-    """Those that have recorded some steps and have not ended."""
-    return [
-        each
-        for each in runs
-        if record.status(each.folder) == "running" and len(record.read_table(each.folder, "steps")) >= steps
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +93,6 @@ def test_after_a_killed_worker_the_sweep_goes_on_by_itself(tmp_path: Path, undis
     assert_complete(runs, undisturbed)
 
 
-def holds(pid: int, folder: Path) -> bool:
-    """Whether a process has the lock of a run open."""
-    try:
-        return any(os.readlink(link) == str(folder / ".lock") for link in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-
-
 def test_two_launchers_on_one_folder_share_the_work(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
     runs = runs_of(tmp_path, LONG)
     launchers = [launched(tmp_path, LONG, "hydra/launcher=basic") for _ in range(2)]
@@ -156,7 +120,7 @@ def test_status_has_the_one_command_that_resumes_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launch, "launch", lambda *_: None)  # as if killed before the first run
-    words = [*WORDS, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     assert steadymoe(monkeypatch, "run", *words) == 1
     capfd.readouterr()
     command = shlex.join(["steadymoe", "run", "-m", *(word for word in words if word != "-m")])
@@ -181,7 +145,7 @@ def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(
     (first,) = runs_of(tmp_path, "seed=0", "algorithm=grpo")
     execute.execute(first)
     before = files(first.folder)
-    words = [*WORDS, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
+    words = [*SWEEP, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
     assert steadymoe(monkeypatch, "run", *words) == 0
     said = capfd.readouterr().out
     assert "1 of 4 runs have finished before" in said
@@ -206,7 +170,7 @@ def test_retry_failed_runs_those_that_failed_and_no_others(
     monkeypatch.setattr(Trainer, "step", stumbles)
     assert execute.execute(runs[1]) == "failed"
     broken[0] = False
-    words = [*WORDS, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     assert steadymoe(monkeypatch, "run", "--retry-failed", *words) == 0
     assert "skips 3 of 4 runs" in capfd.readouterr().out
     assert [record.status(each.folder) for each in runs] == ["missing", "finished", "missing", "missing"]

@@ -39,9 +39,13 @@ def write(folder: Path, name: str = "mine", table: pd.DataFrame | None = None, *
     return place
 
 
+def rows(folder: Path) -> pd.DataFrame:
+    return board.rows(board.standings(folder))
+
+
 def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(tmp_path: Path) -> None:
     found = entry.read(write(tmp_path))
-    shown = board.rows(tmp_path).set_index("loss")
+    shown = rows(tmp_path).set_index("loss")
     assert shown.loc["mine", "numbers"] == "own numbers"
     (mine, *_) = outcomes.scores(found.outcomes())
     assert shown.loc["mine", "rate × grpo"].split()[0] == f"{mine.borne['rate'].ratio:.2f}"
@@ -50,7 +54,7 @@ def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(
     (tmp_path / "verified" / "verified.json").write_text(json.dumps(verdicts))
     lower = numbers().assign(sampled=lambda table: table["sampled"] - 0.2 * (table["value"] > 2e-4))
     lower.to_csv(tmp_path / "verified" / f"{found.digest}.csv", index=False)
-    again = board.rows(tmp_path).set_index("loss")
+    again = rows(tmp_path).set_index("loss")
     assert again.loc["mine", "numbers"] == "verified at 1a2b3c4, with state"
     assert again.loc["mine", "rate × grpo"] != shown.loc["mine", "rate × grpo"]
     assert again.loc["mine", "kind"] == "loss"  # its YAML has GRPO's advantage
@@ -59,18 +63,32 @@ def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(
         (tmp_path / "verified" / name).unlink()
     verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "check refuses it", "label": ""}}
     (tmp_path / "verified" / "verified.json").write_text(json.dumps(verdicts))
-    assert set(board.rows(tmp_path)["loss"]) == set(standard.recorded()["loss"])
+    assert set(rows(tmp_path)["loss"]) == set(standard.recorded()["loss"])
     board.write_board(tmp_path)
     assert "Not verified: mine, check refuses it." in (tmp_path / "board.md").read_text()
     # Another loss under the same name was not verified.
     (tmp_path / "mine" / "conf" / "algorithm" / "mine.yaml").write_text(GRPO + "# changed\n")
-    assert board.rows(tmp_path).set_index("loss").loc["mine", "numbers"] == "own numbers"
+    assert rows(tmp_path).set_index("loss").loc["mine", "numbers"] == "own numbers"
+
+
+def test_the_history_has_each_loss_that_was_ahead_of_all_before_it(tmp_path: Path) -> None:
+    """An earlier entry with a lower number was the best of its day; a later one with a lower number never was."""
+    first = board.standings(tmp_path)[0].score.loss
+    (best,) = board.history(board.standings(tmp_path))["loss"]
+    assert best == first
+    write(tmp_path, "early", date="2026-01-01")
+    write(tmp_path, "late", date="2027-01-01")
+    found = board.history(board.standings(tmp_path))
+    assert found["loss"].tolist() == [first, "early"]
+    assert found["since"].tolist()[1] == "2026-01-01"
+    board.write_board(tmp_path)
+    assert "## The best so far" in (tmp_path / "board.md").read_text()
 
 
 def test_a_board_has_at_most_seven_columns_besides_the_kind_and_names_the_start(tmp_path: Path) -> None:
     paths = board.write_board(tmp_path)
     assert {path.name for path in paths} == {"board.md", "board.html", "profile.png", "profile.svg"}
-    assert len(board.rows(tmp_path).drop(columns="kind").columns) <= 7
+    assert len(rows(tmp_path).drop(columns="kind").columns) <= 7
     text = (tmp_path / "board.md").read_text()
     assert "Without training" in text
     assert "grpo" in text
@@ -137,7 +155,7 @@ def test_bad_numbers_are_refused(change: Any, message: str, tmp_path: Path) -> N
 def test_an_entry_may_not_have_the_name_of_a_recorded_loss(tmp_path: Path) -> None:
     write(tmp_path, "grpo")
     with pytest.raises(BadEntry, match="two entries of the board are named grpo"):
-        board.rows(tmp_path)
+        rows(tmp_path)
 
 
 def test_seeds_follow_from_the_commit_and_are_none_of_the_suites() -> None:
@@ -172,7 +190,7 @@ def test_the_board_ranks_by_the_ratio_to_grpo_on_the_same_machine(tmp_path: Path
     places = []
     for name, table in (("one", numbers("one")), ("two", halved.replace({"loss": {"mine": "two"}}))):
         write(tmp_path, name, table)
-        places.append(board.rows(tmp_path)["loss"].tolist().index(name))
+        places.append(rows(tmp_path)["loss"].tolist().index(name))
     assert abs(places[0] - places[1]) <= 1
 
 

@@ -1,19 +1,23 @@
 """Scores: three numbers a loss from outcomes that are known, what runs, what is refused, and one from end to end."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from test_cli import steadymoe
+from fixtures import steadymoe
 
-from steadymoe.bench.runs import compose, identity
-from steadymoe.bench.score import board, command, entry, outcomes, rerun, standard
+from steadymoe.bench.runs import compose, identity, record
+from steadymoe.bench.runs.command import make_one
+from steadymoe.bench.score import board, command, entry, outcomes, recorded, rerun, standard
 from steadymoe.bench.score.standard import COLUMNS, DIALS, MISMATCH, RATE, REFERENCE, STALENESS, Dial
+from steadymoe.bench.support.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 Score = Callable[..., tuple[int, str, str]]
@@ -88,13 +92,13 @@ def test_a_grid_is_extended_once_at_the_ends_where_a_loss_is_best_or_on_its_line
 
 
 def test_grpo_was_recorded_with_todays_settings_on_every_dial() -> None:
-    recorded, hashes = standard.recorded(), standard.made()["hashes"]
+    table, hashes = standard.recorded(), standard.made()["hashes"]
     for dial in DIALS:
         planned = compose.plan([f"experiment={dial.experiment}", f"algorithm={REFERENCE}"], multirun=True)
         standard.refuse_other_settings(dial, planned)
         values = {f"{standard.value_of(dial, run):g}" for run in planned}
         assert values <= hashes[dial.name].keys()
-        ours = recorded[(recorded["dial"] == dial.name) & (recorded["loss"] == REFERENCE)]
+        ours = table[(table["dial"] == dial.name) & (table["loss"] == REFERENCE)]
         assert set(ours["seed"]) == {run.config.seed for run in planned}
         assert (ours.groupby("value").size() == 5).all()
 
@@ -196,7 +200,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     staleness = replace(STALENESS, overrides=(*SMALL, "updates_per_rollout=2,4"))
     mismatch = replace(MISMATCH, overrides=(*SMALL, "updates_per_rollout=2", "engine.strength=0.0,0.1"))
     dials = (rate, staleness, mismatch)
-    for module in (standard, outcomes, command, board, entry, rerun):
+    for module in (standard, outcomes, command, board, entry, rerun, recorded):
         for name, value in {"RATE": rate, "DIALS": dials}.items():
             if name in vars(module):
                 monkeypatch.setattr(module, name, value)
@@ -207,9 +211,38 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         plain = {f"{standard.value_of(dial, run):g}": run.plain for run in planned}
         nameless = {"seed": None, "start_from": None}
         hashes[dial.name] = {value: identity.config_hash(each | nameless) for value, each in plain.items()}
-    facts = standard.made() | {"hashes": hashes}
-    monkeypatch.setattr(standard, "made", lambda: facts)
+    facts, read = standard.made() | {"hashes": hashes}, standard.made
+    monkeypatch.setattr(standard, "made", lambda *folder: read(*folder) if folder else facts)
     return tmp_path
+
+
+def test_recording_keeps_what_was_recorded_elsewhere(small: Path) -> None:
+    """A loss that runs later joins the table with facts of its own; one that runs again replaces its rows."""
+    to, rate = small / "standard", standard.RATE
+
+    def after(loss: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+        results = small / loss
+        common = [f"experiment={rate.experiment}", *rate.overrides, f"results_dir={results}"]
+        for run in compose.plan([*common, f"algorithm={loss}"], multirun=True):
+            assert make_one(run) in record.ENDED
+        recorded.record(results, to)
+        return pd.read_csv(to / standard.OUTCOMES), json.loads((to / standard.MADE).read_text())
+
+    first, facts = after("grpo")
+    assert len(first) == 4
+    assert facts["also"] == {}
+    both, facts = after("topr")
+    assert both[both["loss"] == "grpo"].equals(first)
+    assert len(both) == 8
+    assert facts["also"].keys() == {"topr"}
+    again, facts = after("grpo")
+    assert again.equals(both)
+    assert facts["also"].keys() == {"topr"}
+    (to / standard.MADE).write_text(
+        json.dumps(facts | {"hashes": {"rate": dict.fromkeys(facts["hashes"]["rate"], "0")}})
+    )
+    with pytest.raises(ConfigError, match="has other numbers"):
+        recorded.record(small / "grpo", to)
 
 
 def times(folder: Path) -> dict[Path, float]:
@@ -243,7 +276,7 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     assert (code, err) == (0, "")
     found = entry.read(Path("boards/same"))
     assert found.files == ["conf/algorithm/same.yaml"]
-    assert "own numbers" in board.rows(Path("boards"))["numbers"].tolist()
+    assert "own numbers" in board.rows(board.standings(Path("boards")))["numbers"].tolist()
     assert score("algorithm=same", "--submit", "boards/same", "--paper", "none")[2].startswith("steadymoe: boards/same")
 
     monkeypatch.setattr(rerun, "_SEEDS", 2)
@@ -256,7 +289,7 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     same, grpo = (rerun_numbers[rerun_numbers["loss"] == loss]["sampled"].tolist() for loss in ("same", "grpo"))
     assert same == grpo
     assert set(rerun_numbers["seed"]) == set(rerun.seeds("1a2b3c4d"))
-    shown = board.rows(Path("boards")).set_index("loss")
+    shown = board.rows(board.standings(Path("boards"))).set_index("loss")
     assert shown.loc["same", "numbers"] == "verified at 1a2b3c4"
     assert score("--board", "boards")[0] == 0
     assert "same" in Path("boards/board.md").read_text()

@@ -29,11 +29,15 @@ def then(first: float, later: float, at: int) -> list[float]:
     return [first] * (at - 1) + [later] * (STEPS - at + 1)
 
 
+def detect(steps: pd.DataFrame, rule: Rule, updates: int) -> Collapse | None:
+    return collapse.judge(steps, rule, updates).collapse
+
+
 def test_a_run_that_learns_or_stays_is_none() -> None:
-    assert collapse.detect(run(), RULE, UPDATES) is None
+    assert detect(run(), RULE, UPDATES) is None
     learned = run(reward=np.linspace(0.5, 1.0, STEPS), entropy=np.geomspace(0.7, 1e-4, STEPS))
-    assert collapse.detect(learned, RULE, UPDATES) is None
-    assert collapse.detect(run()[:0], RULE, UPDATES) is None
+    assert detect(learned, RULE, UPDATES) is None
+    assert detect(run()[:0], RULE, UPDATES) is None
 
 
 @pytest.mark.parametrize(
@@ -49,34 +53,28 @@ def test_a_run_that_learns_or_stays_is_none() -> None:
 def test_entropy_that_goes_is_a_collapse_only_where_reward_has_not_gained(
     reward: list[float], found: Collapse | None
 ) -> None:
-    assert collapse.detect(run(reward=reward, entropy=then(0.7, 0.03, 20)), RULE, UPDATES) == found
+    assert detect(run(reward=reward, entropy=then(0.7, 0.03, 20)), RULE, UPDATES) == found
     off = dataclasses.replace(RULE, entropy_fraction=0.0)
-    assert collapse.detect(run(reward=reward, entropy=then(0.7, 0.03, 20)), off, UPDATES) is None
+    assert detect(run(reward=reward, entropy=then(0.7, 0.03, 20)), off, UPDATES) is None
 
 
 def test_entropy_must_stay_gone() -> None:
     entropy = then(0.7, 0.03, 20)
     entropy[20 + 8 :] = [0.7] * (STEPS - 28)  # nine steps
-    assert collapse.detect(run(reward=then(0.5, 0.4, 2), entropy=entropy), RULE, UPDATES) is None
+    assert detect(run(reward=then(0.5, 0.4, 2), entropy=entropy), RULE, UPDATES) is None
 
 
 def test_a_gradient_norm_must_stay_above_its_usual_in_a_run_that_gains_nothing() -> None:
     lost = then(0.5, 0.4, 2)
-    assert collapse.detect(run(reward=lost, grad_norm=then(1.0, 101.0, 25)), RULE, UPDATES) == Collapse(
-        25, "gradient norm"
-    )
+    assert detect(run(reward=lost, grad_norm=then(1.0, 101.0, 25)), RULE, UPDATES) == Collapse(25, "gradient norm")
     # Right at the earliest step: the usual norm is that of what came before, not of the explosion itself.
-    assert collapse.detect(run(reward=lost, grad_norm=then(1.0, 101.0, 11)), RULE, UPDATES) == Collapse(
-        11, "gradient norm"
-    )
-    assert collapse.detect(run(reward=lost, grad_norm=then(1.0, 99.0, 25)), RULE, UPDATES) is None
-    assert collapse.detect(run(reward=then(0.5, 0.6, 2), grad_norm=then(1.0, 101.0, 25)), RULE, UPDATES) is None
+    assert detect(run(reward=lost, grad_norm=then(1.0, 101.0, 11)), RULE, UPDATES) == Collapse(11, "gradient norm")
+    assert detect(run(reward=lost, grad_norm=then(1.0, 99.0, 25)), RULE, UPDATES) is None
+    assert detect(run(reward=then(0.5, 0.6, 2), grad_norm=then(1.0, 101.0, 25)), RULE, UPDATES) is None
     spike = [1.0] * STEPS
     spike[20] = 1e6
-    assert collapse.detect(run(reward=lost, grad_norm=spike), RULE, UPDATES) is None
-    assert (
-        collapse.detect(run(reward=lost, grad_norm=then(0.0, 1.0, 25)), RULE, UPDATES) is None
-    )  # no signal until then
+    assert detect(run(reward=lost, grad_norm=spike), RULE, UPDATES) is None
+    assert detect(run(reward=lost, grad_norm=then(0.0, 1.0, 25)), RULE, UPDATES) is None  # no signal until then
 
 
 @pytest.mark.parametrize("column", collapse.FINITE)
@@ -84,17 +82,17 @@ def test_a_gradient_norm_must_stay_above_its_usual_in_a_run_that_gains_nothing()
 def test_a_number_that_is_not_finite_is_a_collapse_at_its_step(column: str, value: float) -> None:
     usual = run()[column].tolist()
     broken = run(**{column: [*usual[:17], value, *usual[18:]]})
-    assert collapse.detect(broken, RULE, UPDATES) == Collapse(18, "not finite")
+    assert detect(broken, RULE, UPDATES) == Collapse(18, "not finite")
 
 
 def test_the_earliest_rule_is_the_one_that_is_named() -> None:
     both = run(reward=then(0.8, 0.0, 11), entropy=then(0.7, 0.0, 20), loss=then(0.0, np.nan, 30))
-    assert collapse.detect(both, RULE, UPDATES) == Collapse(13, "reward")
+    assert detect(both, RULE, UPDATES) == Collapse(13, "reward")
     # A reward too short below its height when the run breaks is not counted.
-    assert collapse.detect(run(reward=then(0.8, 0.0, 25), loss=then(0.0, np.nan, 30)), RULE, UPDATES) == Collapse(
+    assert detect(run(reward=then(0.8, 0.0, 25), loss=then(0.0, np.nan, 30)), RULE, UPDATES) == Collapse(
         30, "not finite"
     )
-    assert collapse.detect(both.sample(frac=1, random_state=0), RULE, UPDATES) == Collapse(13, "reward")
+    assert detect(both.sample(frac=1, random_state=0), RULE, UPDATES) == Collapse(13, "reward")
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 1.0))
@@ -103,7 +101,7 @@ def test_the_noise_of_256_answers_is_no_collapse(seed: int, accuracy: float) -> 
     generator = np.random.default_rng(seed)
     noise = generator.lognormal(0, 0.5, size=(2, STEPS))
     still = run(reward=generator.binomial(256, accuracy, STEPS) / 256, entropy=0.7 * noise[0], grad_norm=noise[1])
-    assert collapse.detect(still, RULE, UPDATES) is None
+    assert detect(still, RULE, UPDATES) is None
 
 
 @pytest.mark.parametrize(
@@ -122,7 +120,7 @@ def test_the_rule_in_python_is_the_rule_of_the_config() -> None:
 def collapsed_at(rewards: list[float], **rule: float) -> int | None:
     """The step at which a reward collapses, with one update a rollout."""
     usual = {"step": range(1, len(rewards) + 1), "loss": 0.0, "entropy": 0.7, "grad_norm": 1.0}
-    found = collapse.detect(pd.DataFrame(usual | {"reward": rewards}), dataclasses.replace(RULE, **rule), 1)  # type: ignore[arg-type]
+    found = detect(pd.DataFrame(usual | {"reward": rewards}), dataclasses.replace(RULE, **rule), 1)  # type: ignore[arg-type]
     return None if found is None else found.step
 
 

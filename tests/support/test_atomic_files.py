@@ -1,12 +1,12 @@
 """A file is replaced whole or not at all, and nothing but a regular file is replaced."""
 
 import os
-import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixtures import make_socket
 
 from steadymoe.bench.support import atomic_files, regular_files
 
@@ -19,11 +19,6 @@ def device(path: Path) -> None:
         pytest.skip("only root makes a device, and not in every container")
 
 
-def bound(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(os.path.relpath(path))  # a socket's path may have 107 bytes
-
-
 def linked_to_a_fifo(path: Path) -> None:
     os.mkfifo(path.with_name("fifo"))
     path.symlink_to("fifo")
@@ -31,7 +26,7 @@ def linked_to_a_fifo(path: Path) -> None:
 
 MAKE: dict[str, Callable[[Path], None]] = {
     "fifo": os.mkfifo,
-    "socket": bound,
+    "socket": make_socket,
     "device": device,
     "folder": Path.mkdir,
     "link to itself": lambda path: path.symlink_to(path.name),

@@ -2,10 +2,11 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_cli import steadymoe
+from fixtures import steadymoe
 
 from steadymoe.bench.runs import compose, overrides
 from steadymoe.bench.schema import ConfigError
@@ -41,12 +42,11 @@ def test_a_command_says_where_its_config_is_from_and_composes_again(monkeypatch:
 
 
 def test_a_config_of_one_name_in_two_places_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     named(monkeypatch, "mine", int8=EXACT)
-    assert steadymoe(monkeypatch, "run", "seed=3") == 2
     config = Path("mine/conf/engine/int8.yaml").absolute()
-    said = capsys.readouterr().err
+    said = refused("run", "seed=3")
     assert said == f"steadymoe: {config} has the name of a config of the suite; give it another name\n"
     Path("mine/conf/engine/int8.yaml").rename("mine/conf/engine/calm.yaml")
     named(monkeypatch, "yours", calm=EXACT)
@@ -56,12 +56,10 @@ def test_a_config_of_one_name_in_two_places_is_refused(
 
 
 def test_a_folder_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.setenv(external.VARIABLE, "mien")
-    assert steadymoe(monkeypatch, "run") == 2
-    said = capsys.readouterr().err
-    assert said == f"steadymoe: STEADYMOE_PATH names {Path('mien').absolute()}, and there is no such folder\n"
+    assert refused("run") == f"steadymoe: STEADYMOE_PATH names {Path('mien').absolute()}, and there is no such folder\n"
     assert steadymoe(monkeypatch, "status", "--results", str(tmp_path)) == 0
 
 
@@ -70,7 +68,7 @@ def test_modules_are_found_after_those_of_python_and_the_suite(monkeypatch: pyte
     Path("mine").mkdir()
     for name in ("torch", "json", "only_mine"):
         Path(f"mine/{name}.py").touch()
-    external.activate(overrides.CONF)
+    external.activate()
     assert sys.path[-1] == str(Path("mine").absolute())
     assert source.find("only_mine") == Path("mine/only_mine.py").absolute()
     found = source.find("torch")

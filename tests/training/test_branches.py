@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 from pandas.testing import assert_frame_equal
 from safetensors.torch import load_file
-from test_execute import planned, tables
+from small_runs import planned, tables
 
 from steadymoe.bench.runs import branch, command, compose, execute, record
 from steadymoe.bench.schema import ConfigError

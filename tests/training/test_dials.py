@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_execute import planned
-from test_learner import trainer, updated
+from small_runs import planned, trainer, updated
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_execute import assert_resumes
-from test_learner import advantages, begun, trainer
+from small_runs import advantages, assert_resumes, begun, trainer
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel

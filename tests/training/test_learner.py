@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from test_execute import PROPORTIONAL, assert_resumes, planned
-from test_sampling import sampled
+from small_runs import PROPORTIONAL, assert_resumes, begun, planned, sampled, trainer, updated
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -16,49 +14,15 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms.parts import dimensions_of
 from steadymoe.bench.runs import execute, identity, record
 from steadymoe.bench.schema import OverlongConfig
-from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training import trainer as trainer_module
 from steadymoe.bench.training.forward import Extras, forward
-from steadymoe.bench.training.learner import Learner, Measured
-from steadymoe.bench.training.microbatches import MicroBatch
-from steadymoe.bench.training.old_policy import OldPolicy
+from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
 from steadymoe.bench.training.trainer import Trainer, overlong_penalty, shaped_rewards
-from steadymoe.models import build
 from steadymoe.models.engine import Truncated
 from steadymoe.models.selection import NO_ROUTE
-
-
-def trainer(tmp_path: Path, *words: str) -> Trainer:
-    """A trainer of the small run at random weights."""
-    config = planned(tmp_path, *words).config
-    task = instantiate(config.task)
-    model = build.build(config.model["config"], task.tokenizer, derive(config.seed, "model"), "cpu")
-    return Trainer(model, task, config)
-
-
-def begun(made: Trainer, step: int = 1) -> tuple[Rollout, list[list[MicroBatch]], OldPolicy]:
-    """A rollout, its mini-batches and its old policy."""
-    rollout, _, _ = made.sample(step)
-    minibatches = made.minibatches(step)
-    return rollout, minibatches, made.learner.old_policy(rollout, minibatches)
-
-
-def advantages(rollout: Rollout) -> Tensor:
-    """Always the same normal numbers, one for each response, (B, T)."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(len(rollout.scores_B), 1, generator=generator) * rollout.sequences.response_mask_BT
-
-
-def updated(made: Trainer, updates: int = 2) -> list[Measured]:
-    """Gradient updates on one rollout of two mini-batches, with advantages of both signs."""
-    sampled_, minibatches, old = begun(made)
-    signs_B1 = torch.tensor([1.0, -1.0]).repeat(len(sampled_.scores_B) // 2)[:, None]
-    advantages_BT = signs_B1 * sampled_.sequences.response_mask_BT
-    return [made.learner.update(sampled_, old, advantages_BT, rows_M) for rows_M in minibatches[:updates]]
-
 
 # --- micro-batches -----------------------------------------------------------------------------------
 

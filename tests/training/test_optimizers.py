@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_execute import assert_resumes
-from test_learner import trainer, updated
+from small_runs import assert_resumes, trainer, updated
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_learner import trainer
+from small_runs import trainer
 from transformers import PreTrainedModel
 
 from steadymoe.bench.runs.compose import ConfigError

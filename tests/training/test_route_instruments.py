@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from test_execute import SMALL, planned
+from small_runs import SMALL, planned
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures import MICRO
+from small_runs import PROMPTS, sampled
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import BatchEncoding, PreTrainedModel
@@ -26,7 +27,6 @@ from steadymoe.models import build
 from steadymoe.models.selection import NO_ROUTE
 
 Script = Callable[[Chain, list[str], list[str]], Rollout]
-PROMPTS = ["3+3+1+1*0=", "5*3-3-5=", "5+1-4*4=", "3-0-1=", "3-4*2=", "5*2*4*5-3="]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,6 @@ def lively(task: Chain) -> PreTrainedModel:
 @pytest.fixture
 def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "multinomial", lambda probs_BV, n, generator: probs_BV.argmax(-1, keepdim=True))
-
-
-def sampled(model: PreTrainedModel, task: Chain, seed: int = 0, responses: int = 4) -> Rollout:
-    return roll_out(model, task, PROMPTS, responses, torch.Generator().manual_seed(seed))
 
 
 def trained(model: PreTrainedModel, sequences: Sequences) -> Forward:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_execute import PROPORTIONAL, planned
-from test_learner import begun, trainer
+from small_runs import PROPORTIONAL, begun, planned, trainer
 from torch.testing import assert_close
 
 from steadymoe.bench.runs import execute, record

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_execute import PROPORTIONAL, assert_resumes, planned
-from test_learner import advantages, begun, trainer, updated
-from test_truncation import responses, whole_logprobs
+from small_runs import (
+    PROPORTIONAL,
+    advantages,
+    assert_resumes,
+    begun,
+    planned,
+    responses,
+    trainer,
+    updated,
+    whole_logprobs,
+)
 from torch import Tensor
 from torch.testing import assert_close
 

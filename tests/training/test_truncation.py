@@ -7,41 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_execute import PROPORTIONAL, assert_resumes
-from test_learner import begun, trainer
+from small_runs import PROPORTIONAL, assert_resumes, begun, responses, trainer, whole_logprobs
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from steadymoe.bench.audit import rollouts
 from steadymoe.bench.runs import compose, record
-from steadymoe.bench.runs.fits import memory_needs
+from steadymoe.bench.runs.fits import memory_need
 from steadymoe.bench.training import token_metrics
 from steadymoe.bench.training.forward import forward
-from steadymoe.bench.training.sampling import Rollout
-from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models.engine import Truncated
 
 # Short responses beside long ones, and distributions that are far from even.
 WORDS = ["engine=truncated", "task.max_operands=4", "task.spare_tokens=3", "model.config.initializer_range=0.3"]
 REPLAY = [*WORDS, "engine.replay_mask=true"]
-
-
-def whole_logprobs(made: Trainer, rollout: Rollout) -> Tensor:
-    """log-probabilities over the vocabulary at the response tokens, by a plain forward, (B, T, V)."""
-    sequences = rollout.sequences
-    logits_BSV = made.model(
-        input_ids=sequences.tokens_BS[:, :-1],
-        attention_mask=sequences.mask_BS[:, :-1],
-        position_ids=(sequences.mask_BS[:, :-1].cumsum(-1) - 1).clamp(min=0),
-    ).logits
-    return logits_BSV[:, -sequences.response_width :].log_softmax(-1)
-
-
-def responses(rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """The response tokens and their mask, (B, T) each."""
-    sequences = rollout.sequences
-    return sequences.tokens_BS[:, -sequences.response_width :], sequences.response_mask_BT.bool()
 
 
 @pytest.mark.parametrize(
@@ -158,8 +138,9 @@ def test_only_the_audited_rollout_of_an_audit_is_truncated(tmp_path: Path) -> No
 
 
 def test_masks_count_towards_memory(tmp_path: Path) -> None:
-    (made,) = compose.plan([*REPLAY, "model=micro", "task=chain", f"results_dir={tmp_path}"])
+    words = ["model=micro", "task=chain", "cold_start.batch_size=1", f"results_dir={tmp_path}"]
     task = trainer(tmp_path, *WORDS).task
-    (masks,) = (size for key, size in memory_needs(made.config, task).items() if key.startswith("engine.replay_mask"))
+    (made,), (without,) = (compose.plan([*REPLAY, *more, *words]) for more in ([], ["engine.replay_mask=false"]))
+    masks = memory_need(made.config, task) - memory_need(without.config, task)
     responses = made.config.rollout.prompts * made.config.rollout.responses
     assert masks == responses * task.max_new_tokens * len(task.tokenizer)

@@ -1,7 +1,7 @@
 """Bearable stress of a sweep with a dial: the outcomes over the dial, the line, and where each loss leaves it."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,14 +23,15 @@ DIALS = {
     "strength": "strength of the mismatch",
 }
 _OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
-_SPREAD = 1.12  # the intervals at one value stand side by side, over a range of this factor
 CAPTION = (
     "Bearable: the value of the dial, beyond a loss's best one, where its mean held-out accuracy (a sampled response a "
     "prompt, the last evaluation, 0 after a number that is not finite) first falls below the line: the start plus "
     f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
     f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % interval over paired seeds from "
     f"{MIN_TO_DECIDE} seeds on. > grid, > 2: never below the line on this grid, extend it (reference > grid: "
-    f"{REFERENCE} is not, so no multiple is known); –: nowhere on the line. Best: "
+    f"{REFERENCE} is not, so no multiple is known); –: nowhere on the line. × own best: "
+    "the same in multiples of the rate that is best for the loss, the top of a parabola through the highest level and "
+    "its neighbours; smaller steps at every rate do not change it. Best: "
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
 )
 
@@ -85,6 +86,8 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             crossing = np.nan if its_number is None else its_number.crossing
             row["bearable"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
             row[f"× {paper.shown(REFERENCE, REFERENCE)}"] = "–" if its_number is None else str(its_number)
+            if dial == "learning_rate" and its_number is not None:
+                row["× own best"] = its_number.headroom
             row |= {f"best {DIALS[dial]}": f"{best:g}"}
             row |= {"start": over_seeds(its["start"].tolist(), bounds=(0, 1))}
             row |= {"sampled at best": over_seeds(its["sampled"].tolist(), bounds=(0, 1))}
@@ -139,30 +142,15 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
     A row for each setting besides the dial; sampled accuracy decides, greedy accuracy stands beside it.
     """
     runs, (dial, *_) = levels(steps), _varying(steps)
-    panels, outcomes = list(dict.fromkeys(runs["panel"])), [name for name in _OUTCOMES if runs[name].notna().any()]
-    names = sorted(set(runs["line"]))
-    alone = runs["algorithm"].nunique() == 1  # its colour would tell nothing apart
+    outcomes = [name for name in _OUTCOMES if runs[name].notna().any()]
+    panels = [
+        _Panel(ours, outcome, str(title), DIALS[dial])
+        for title, ours in runs.groupby("panel", sort=False)
+        for outcome in outcomes
+    ]
+    names, alone = sorted(set(runs["line"])), runs["algorithm"].nunique() == 1  # its colour would tell nothing apart
     lines = {name: looks.look(place) for place, name in enumerate(names)} if alone else looks.of_lines(runs, "line")
-    with style.figure_style():
-        width = style.ONE_COLUMN if len(outcomes) == 1 else style.TWO_COLUMNS
-        figure, axes = style.panels(
-            len(panels), len(outcomes), 2.0 * len(panels) + 0.4, width, sharex="row", sharey=True
-        )
-        for axis, (panel, outcome) in zip(axes, _places(panels, outcomes), strict=True):
-            ours = runs[runs["panel"] == panel]
-            _panel(axis, ours, outcome, lines)
-            axis.set_title(panel)
-            axis.set_ylabel(columns.label(_OUTCOMES[outcome]))
-            axis.set_xlabel(DIALS[dial] if panel == panels[-1] else "")
-            _scale(axis, ours)
-        n = style.span(runs.groupby(["panel", "line", "dial"])["seed"].nunique().tolist())
-        reference = paper.shown(REFERENCE, REFERENCE)
-        text = (
-            f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
-            f"plus {SHARE:.0%} of the gain of {reference} at its best; ticks below: where each loss first falls below "
-            "it."
-        )
-        return style.finish(figure, axes[0], text)
+    return _figure(panels, len(outcomes), lines, f"of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best")
 
 
 def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
@@ -170,77 +158,70 @@ def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> Data
 
     ``dials`` is name → its ``levels``, the column of ``DIALS`` that they turn, and the ``at`` of ``borne``.
     """
-    runs = pd.concat([table for table, *_ in dials.values()])
-    lines = looks.of_lines(runs, "line")
+    panels = [
+        _Panel(ours, "sampled", name, DIALS[column], at, name if len(dials) > 1 else "")
+        for name, (ours, column, at) in dials.items()
+    ]
+    lines = looks.of_lines(pd.concat([panel.runs for panel in panels]), "line")
+    return _figure(panels, len(panels), lines, f"of {REFERENCE}'s gain")
+
+
+class _Panel(NamedTuple):
+    """One outcome over the dial, in one setting."""
+
+    runs: pd.DataFrame
+    """As ``levels`` returns them."""
+    outcome: str
+    title: str
+    dial: str
+    at: float | None = None
+    """See ``borne``."""
+    called: str = ""
+    """The panel's name in the figure's numbers, if not the label of its outcome."""
+
+
+def _figure(panels: Sequence[_Panel], across: int, lines: Mapping[str, looks.Look], gain: str) -> DataFigure:
+    """Draw the panels row by row; ``gain`` names the gain that draws the line."""
+    rows = len(panels) // across
+    counts = [panel.runs.groupby(["line", "dial"])["seed"].nunique() for panel in panels]
     with style.figure_style():
-        width = style.ONE_COLUMN if len(dials) == 1 else style.TWO_COLUMNS
-        figure, axes = style.panels(1, len(dials), 2.3, width, sharey=True)
-        for axis, (name, (ours, column, at)) in zip(axes, dials.items(), strict=True):
-            _panel(axis, ours, "sampled", lines, at, name if len(dials) > 1 else "")
-            axis.set_title(name)
-            axis.set_xlabel(DIALS[column])
-            _scale(axis, ours)
-        axes[0].set_ylabel(columns.label(_OUTCOMES["sampled"]))
-        n = style.span(runs.groupby(["line", "dial"])["seed"].nunique().tolist())
+        width = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS
+        figure, axes = style.panels(rows, across, 2.0 * rows + 0.3, width, sharey=True)
+        for place, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
+            _draw(axis, panel, lines)
+            axis.set_title(panel.title)
+            is_labelled = place % across == 0 or panel.outcome != panels[place - 1].outcome
+            axis.set_ylabel(columns.label(_OUTCOMES[panel.outcome]) if is_labelled else "")
+            axis.set_xlabel(panel.dial if place >= len(panels) - across else "")
+            style.ticks_at(axis, panel.runs["dial"], log=panel.runs["dial"].min() > 0)
         text = (
-            f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
-            f"plus {SHARE:.0%} of {REFERENCE}'s gain; ticks below: where each loss first falls below it."
+            f"Mean over seeds, n = {style.span(pd.concat(counts).tolist())}, with a nominal 95 % interval; dotted: the "
+            f"start; dashed: the line, the start plus {SHARE:.0%} {gain}; ticks below: where each loss first falls "
+            "below it."
         )
         return style.finish(figure, axes[0], text)
 
 
-def _scale(axis: Axes, runs: pd.DataFrame) -> None:
-    """Tick the values of the dial, on a logarithmic axis if all are positive."""
-    values = sorted(runs["dial"].unique())
-    if values[0] > 0:
-        axis.set_xscale("log")
-    axis.set_xticks(values, style.numbers(values))
-    axis.minorticks_off()
-
-
-def _places(panels: list[str], outcomes: list[str]) -> Iterator[tuple[str, str]]:
-    return ((panel, outcome) for panel in panels for outcome in outcomes)
-
-
-def _panel(
-    axis: Axes,
-    ours: pd.DataFrame,
-    outcome: str,
-    lines: Mapping[str, looks.Look],
-    at: float | None = None,
-    called: str = "",
-) -> None:
-    """Draw the curves of one setting, ``called`` in the numbers; of sampled accuracy the line and its crossings, too.
-
-    ``at``: see ``borne``.
-    """
+def _draw(axis: Axes, panel: _Panel, lines: Mapping[str, looks.Look]) -> None:
+    """Draw the curves of a panel; of sampled accuracy the line and its crossings, too."""
+    ours, label = panel.runs, panel.called or columns.label(_OUTCOMES[panel.outcome])
     names = list(dict.fromkeys(ours["line"]))
-    log = ours["dial"].min() > 0
     for place, name in enumerate(names):
-        look, its = lines[name], ours[ours["line"] == name]
-        found = {x: over_seeds(each.dropna().tolist(), bounds=(0, 1)) for x, each in its.groupby("dial")[outcome]}
-        data = pd.DataFrame([vars(each) for each in found.values()]).assign(x=list(found))
-        shift = (place + 0.5) / len(names) - 0.5
-        beside = data["x"] * _SPREAD**shift if log else data["x"] + 0.02 * shift * ours["dial"].max()
-        axis.vlines(beside, data["low"], data["high"], color=look.colour, linewidth=0.8)
-        marks: Any = {"linestyle": look.dashes, "markersize": 3.5, **look.mark}
-        axis.plot(beside, data["mean"], label=name, color=look.colour, **marks)
-        style.note(
-            axis, name, data[["x", "mean", "low", "high", "n"]], panel=called or columns.label(_OUTCOMES[outcome])
-        )
+        groups = ours[ours["line"] == name].groupby("dial")[panel.outcome]
+        found = [{"x": x} | vars(over_seeds(each.dropna().tolist(), bounds=(0, 1))) for x, each in groups]
+        style.aside(axis, name, pd.DataFrame(found), lines[name], (place + 0.5) / len(names) - 0.5, label)
     reference = _reference(ours)
-    if outcome != "sampled" or reference is None:
+    if panel.outcome != "sampled" or reference is None:
         return
     start = ours.groupby("seed")["start"].first().mean()
     of_reference = _wide(ours, reference).mean(axis=1)
-    height = start + SHARE * ((of_reference.max() if at is None else of_reference[at]) - start)
+    height = start + SHARE * ((of_reference.max() if panel.at is None else of_reference[panel.at]) - start)
     axis.axhline(start, color="#777777", linestyle=":", linewidth=0.8, zorder=0)
     axis.axhline(height, color="#777777", linestyle="--", linewidth=0.8, zorder=0)
     for name in names:
-        its_number, _ = borne(ours, name, at)
-        if its_number is not None and np.isfinite(its_number.crossing):
-            axis.plot(
-                [its_number.crossing] * 2, [0, 0.05], color=lines[name].colour, transform=axis.get_xaxis_transform()
-            )
-            crossing = pd.DataFrame([{"x": its_number.crossing, "mean": height}])
-            style.note(axis, name, crossing, panel=f"{called} crossing".strip())
+        its, _ = borne(ours, name, panel.at)
+        if its is not None and np.isfinite(its.crossing):
+            ends = [its.crossing] * 2, [0, 0.05]
+            axis.plot(*ends, color=lines[name].colour, transform=axis.get_xaxis_transform())
+            crossing = pd.DataFrame([{"x": its.crossing, "mean": height}])
+            style.note(axis, name, crossing, panel=f"{panel.called} crossing".strip())

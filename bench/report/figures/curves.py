@@ -96,50 +96,29 @@ def _column(
 
 
 def staleness_panels(steps: pd.DataFrame) -> DataFigure:
-    """Held-out score, sampler–trainer KL, reward and entropy, a block for each staleness (MiniRL, figures 2 to 4)."""
+    """Held-out score, sampler–trainer KL, reward and entropy, a row for each staleness (MiniRL, figures 2 to 4).
+
+    With few seeds a row below each shows the differences seed by seed.
+    """
     steps = steps.assign(arm=tables.line_names(steps, ["routing", "correction"]))
     lines, metrics = looks.of_lines(steps), ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
-    staleness, base = sorted(steps["updates_per_rollout"].unique()), compared(steps, lines)
-    if len(lines) > looks.TOGETHER:
-        return _staleness_rows(steps, lines, staleness, metrics)
-    rows = 2 if base is None else 3
+    groups, base = looks.groups(lines), compared(steps, lines)
+    staleness, kinds = sorted(steps["updates_per_rollout"].unique()), 1 if base is None else 2
     with style.figure_style():
-        figure, axes = style.panels(rows * len(staleness), 2, (1.17 * rows * len(staleness)) + 0.3)
-        for block, updates in enumerate(staleness):
-            ours = steps[steps["updates_per_rollout"] == updates]
-            places = axes[2 * rows * block : 2 * rows * (block + 1)]
-            for axis, metric in zip(places, metrics, strict=False):
-                label = _STALE_LABELS.get(metric) or columns.label(metric)
-                curves(axis, ours, metric, lines, panel=f"N = {updates:g}, {label}")
-                axis.set_ylabel(label)
-            for above, axis in zip(places[:4:2], places[4:], strict=False):
-                label = above.get_ylabel()
-                metric = "eval_accuracy" if above is places[0] else "reward"
-                differences(axis, ours, metric, lines, panel=f"N = {updates:g}, {label}")
-                axis.set_ylabel(f"Δ {label}")
-            places[0].set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
-            for axis in places[:-2]:
-                axis.set_xlabel("")
-        return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + style.unsmoothed(metrics))
-
-
-def _staleness_rows(
-    steps: pd.DataFrame, lines: dict[str, Look], staleness: list[float], metrics: Sequence[str]
-) -> DataFigure:
-    """Draw ``staleness_panels`` of more lines than a panel holds: a block for some lines, a row for each staleness."""
-    groups = looks.groups(lines)
-    with style.figure_style():
-        figure, blocks = style.blocks(len(groups), len(metrics), 1.3, len(staleness), sharex="row", sharey="col")
+        rows, shared = kinds * len(staleness), "col" if base is None else "none"
+        figure, blocks = style.blocks(len(groups), len(metrics), 1.3, rows, sharex="row", sharey=shared)
         for axes, group in zip(blocks, groups, strict=True):
             for place, axis in enumerate(axes):
-                updates, metric = staleness[place // len(metrics)], metrics[place % len(metrics)]
+                row, metric = place // len(metrics), metrics[place % len(metrics)]
+                updates, is_first = staleness[row // kinds], row % kinds == 0
                 label = _STALE_LABELS.get(metric) or columns.label(metric)
                 ours = steps[steps["updates_per_rollout"] == updates]
-                curves(axis, ours, metric, group, panel=f"N = {updates:g}, {label}")
-                axis.set_ylabel(label)
-                axis.set_title(f"N = {updates:g}" if metric == metrics[0] else "", loc="left", fontweight="bold")
+                (curves if is_first else differences)(axis, ours, metric, group, panel=f"N = {updates:g}, {label}")
+                axis.set_ylabel(label if is_first else f"Δ {label}")
+                if is_first and metric == metrics[0]:
+                    axis.set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
                 axis.set_xlabel(axis.get_xlabel() if place >= len(axes) - len(metrics) else "")
-        return style.finish(figure, axes[0], style.curves_caption(steps, True) + style.unsmoothed(metrics))
+        return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + style.unsmoothed(metrics))
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:

@@ -112,7 +112,8 @@ def drift(steps: pd.DataFrame) -> DataFigure:
         legends = []
         for axis, (x, numbers, group, title) in zip(axes, found, strict=False):
             against(axis, numbers, columns.label(metric), group, bounds=columns.bounds(metric))
-            _ticks(axis, steps, x, AXES[x], log=x != "moe_layers")
+            style.ticks_at(axis, steps[x], log=x != "moe_layers")
+            axis.set_xlabel(AXES[x])
             axis.set_ylim(bottom=0)
             if len(group) > 1 or across > 1:
                 legends.append(style.legend(axis, title, width / across))
@@ -121,16 +122,6 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             axis.remove()
         middle = "; a setting that no axis of a panel shows has its middle value" if len(varying) > 2 else ""
         return style.finish(figure, None, style.points_caption(steps, f"median over steps{middle}"))
-
-
-def _ticks(axis: Axes, steps: pd.DataFrame, x: str, label: str, log: bool) -> None:
-    """Label the x axis with the values that occur."""
-    if log:
-        axis.set_xscale("log")
-    values = sorted(steps[x].unique())
-    axis.set_xticks(values, style.numbers(values))
-    axis.set_xticks([], minor=True)
-    axis.set_xlabel(label)
 
 
 def attribution(steps: pd.DataFrame) -> DataFigure:
@@ -158,7 +149,8 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
             against(axes[0], tables.routing_share(steps, ["line", x]), "share of routing", group)
             against(axes[1], wide.iloc[:, 0] / wide.iloc[:, 1], "E[(log r)²], changed/unchanged", group, log=True)
             for axis in style.lowest(axes):
-                _ticks(axis, steps, x, SIZES[x], log=x == "experts")
+                style.ticks_at(axis, steps[x], log=x == "experts")
+                axis.set_xlabel(SIZES[x])
         return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))
 
 

@@ -6,6 +6,7 @@ A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from steadymoe.bench.support.text import as_recorded
 ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
 # In inches: a character, a line of text, the handle of a legend's entry with its padding, a legend of one line.
 _CHARACTER, _LINE, _HANDLE, _ONE_LINE = 0.05, 0.11, 0.45, 0.22
+# Intervals that stand side by side cover a range of this factor on the x axis.
+_SPREAD = 1.12
 # The number of steps over which each seed's curve is averaged before seeds are averaged.
 SMOOTHED_OVER = 5
 FIGURE_STYLE: Any = {
@@ -70,7 +73,7 @@ class DataFigure(Figure):
         """Return every drawn number, in the order of drawing: panel, series, x, mean, and low, high, n if any."""
         return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
-    def write(self, path: Path, suffix: str) -> None:
+    def write(self, path: Path | BytesIO, suffix: str) -> None:
         """Write the figure as ``png`` (256 colours), ``svg`` or ``pdf``; the same data give the same bytes.
 
         Without its caption it has exactly its size.
@@ -82,9 +85,9 @@ class DataFigure(Figure):
             if drawn:
                 drawn.remove()
         if suffix == "png":  # a palette takes a third of the bytes
-            with Image.open(path) as drawn:
-                few = drawn.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-                few.save(path, "png", optimize=True, dpi=drawn.info["dpi"])
+            with Image.open(path) as image:
+                few = image.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+                few.save(path, "png", optimize=True, dpi=image.info["dpi"])
 
 
 def _draw_caption(figure: DataFigure) -> Text | None:
@@ -241,6 +244,30 @@ def dot(
     mark: Any = replace(look, fill="none" if is_open else "full").mark  # here the fill is no part of an arm's look
     axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
     note(axis, name, pd.DataFrame([numbers]), panel)
+
+
+def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float, panel: str = "") -> pd.Series:
+    """Draw means with their intervals, joined; return where they stand on the x axis.
+
+    They are moved by ``shift``, −½ to ½, so that the intervals of several lines at one x stand side by side; ``data``:
+    x, mean, low, high, n.
+    """
+    x = data["x"]
+    places = x * _SPREAD**shift if x.min() > 0 else x + 0.02 * shift * x.max()
+    axis.vlines(places, data["low"], data["high"], color=look.colour, linewidth=0.8)
+    marks: Any = {"linestyle": look.dashes, "linewidth": 1.2, "markersize": 4, "markeredgewidth": 0.7, **look.mark}
+    axis.plot(places, data["mean"], label=name, color=look.colour, **marks)
+    note(axis, name, data[["x", "mean", "low", "high", "n"]], panel)
+    return places
+
+
+def ticks_at(axis: Axes, values: Iterable[float], log: bool) -> None:
+    """Label the x axis, logarithmic if ``log``, with these values alone."""
+    if log:
+        axis.set_xscale("log")
+    occurring = sorted(set(values))
+    axis.set_xticks(occurring, numbers(occurring))
+    axis.set_xticks([], minor=True)
 
 
 def wrapped(names: Iterable[str], width: float = 1.5) -> list[str]:
@@ -413,11 +440,11 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
     for place in zip(*figure.blocks, strict=True):
         _same_limits(place)
         for axis in place:
-            axis.set_ylabel(*wrapped([axis.get_ylabel()], 0.8))
+            axis.set_ylabel(wrapped([axis.get_ylabel()], 0.8)[0])
     for axis in figure.axes:
         _ticks(axis)
-        if place := axis.get_subplotspec():
-            _wrap_labels(axis, *place.get_geometry()[:2], figure)
+        if cell := axis.get_subplotspec():
+            _wrap_labels(axis, *cell.get_geometry()[:2], figure)
     if legend_from is not None:
         first = [axes[0] for axes in figure.blocks] or [legend_from]
         leave_room(figure, [_legend_above(axis, title) for axis in first], figure.rows_of_blocks)
@@ -428,9 +455,9 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
 def _wrap_labels(axis: Axes, rows: int, columns: int, figure: DataFigure) -> None:
     """Break the labels of a panel's axes where its width or its text is not ours."""
     if paper.scale() > 1 and not figure.blocks:
-        axis.set_ylabel(*wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6))
+        axis.set_ylabel(wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6)[0])
     if paper.scale() > 1 or paper.current().columns == 1:
-        axis.set_xlabel(*wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4))
+        axis.set_xlabel(wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4)[0])
 
 
 def _same_limits(axes: Iterable[Axes]) -> None:
@@ -451,21 +478,28 @@ def leave_room(figure: DataFigure, legends: Sequence[Legend], rows: int) -> None
 def _legend_above(axis: Axes, title: str | None) -> Legend:
     """Add the legend of an axis above its figure or block."""
     parent = axis.figure
+    return _legend(parent, axis, title, parent.bbox.width / parent.dpi, loc="outside upper center")
+
+
+def legend(axis: Axes, title: str | None = None, width: float = ONE_COLUMN) -> Legend:
+    """A legend above its panel, so that it covers no data; an ending common to all labels can be the ``title``."""
+    return _legend(axis, axis, title, width, loc="lower center", bbox_to_anchor=(0.5, 1.0), borderaxespad=0.2)
+
+
+def _legend(parent: Any, axis: Axes, title: str | None, width: float, **place: Any) -> Legend:
+    """Add the legend of an axis to ``parent``, in as many columns as fit into ``width`` inches."""
     handles, labels = axis.get_legend_handles_labels()
-    labels, columns = _in_columns(labels, parent.bbox.width / parent.dpi)
-    return parent.legend(handles, labels, loc="outside upper center", ncols=columns, title=title)
+    ending = f" {title}" if title else ""
+    labels = wrapped([label.removesuffix(ending) for label in labels], width - _HANDLE)
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
+    columns = max(1, min(len(labels), int(width / (_CHARACTER * paper.scale() * longest + _HANDLE))))
+    size = mpl.rcParams["legend.fontsize"]
+    return parent.legend(handles, labels, ncols=columns, title=title, title_fontsize=size, **place)
 
 
 def is_long(name: str) -> bool:
     """Return whether a name needs more than a line in the legend of a figure of one column."""
     return "\n" in wrapped([name], ONE_COLUMN - _HANDLE)[0]
-
-
-def _in_columns(labels: Sequence[str], width: float) -> tuple[list[str], int]:
-    """Return the labels of a legend of this ``width`` in inches, wrapped, and the number of its columns."""
-    lines = wrapped(labels, width - _HANDLE)
-    longest = max((len(line) for label in lines for line in label.split("\n")), default=1)
-    return lines, max(1, min(len(lines), int(width / (_CHARACTER * paper.scale() * longest + _HANDLE))))
 
 
 class _OneNotation(ticker.Formatter):
@@ -495,15 +529,3 @@ def _ticks(axis: Axes) -> None:
             each.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else fewest)
         each.set_major_formatter(_OneNotation())
         each.set_minor_formatter(ticker.NullFormatter())
-
-
-def legend(axis: Axes, title: str | None = None, width: float = ONE_COLUMN) -> Legend:
-    """A legend above its panel, so that it covers no data; an ending common to all labels can be the ``title``."""
-    handles, labels = axis.get_legend_handles_labels()
-    if title is not None:
-        labels = [label.removesuffix(f" {title}") for label in labels]
-    labels, columns = _in_columns(labels, width)
-    place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
-    return axis.legend(
-        handles, labels, ncols=columns, title=title, title_fontsize=mpl.rcParams["legend.fontsize"], **place
-    )

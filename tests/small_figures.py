@@ -1,0 +1,120 @@
+"""Tables of small experiments for figures, and what a figure shows."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+
+from steadymoe import conf
+from steadymoe.bench.report.figures import style
+from steadymoe.bench.statistics.estimates import Estimate
+
+USUAL = {
+    "algorithm": "grpo",
+    "routing": "off",
+    "correction": "none",
+    "engine": "exact",
+    "strength": 0.0,
+    "optimizer": "adamw",
+    "model": "micro",
+    "moe_layers": 4,
+    "experts": 8,
+    "updates_per_rollout": 8,
+    "prompts": 32,
+    "responses": 8,
+    "learning_rate": 4e-4,
+}
+
+
+def long_table(
+    values: dict[str, object], arms: list[dict[str, object]], seeds: int = 3, steps: int = 2
+) -> pd.DataFrame:
+    """Steps of each metric for each arm and seed; a value is a function of the arm and the seed, or of the step too."""
+    rows = []
+    for arm, seed, step in itertools.product(arms, range(seeds), range(1, steps + 1)):
+        keys = USUAL | arm | {"arm": " ".join(map(str, arm.values())), "seed": seed, "step": step}
+        rows += [keys | {"metric": name, "value": of(arm | {"step": step}, seed)} for name, of in values.items()]  # type: ignore[operator]
+    return pd.DataFrame(rows)
+
+
+def arms(**axes: list[object]) -> list[dict[str, object]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def shown(figure: style.DataFigure, panel: int) -> dict[str, list[float]]:
+    """What each line or row of marks of a panel shows, by its label."""
+    handles, labels = figure.axes[panel].get_legend_handles_labels()
+    lines = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
+    return {label: np.asarray(line.get_ydata()).tolist() for line, label in zip(lines, labels, strict=True)}
+
+
+def said(figure: style.DataFigure) -> str:
+    """The caption in one line."""
+    return " ".join(figure.caption.split())
+
+
+# Presets too; the longest name has 40 characters.
+NAMES = conf.names("algorithm")
+
+# Few: each has a thin line.
+SEEDS = 2
+
+METRICS = (
+    *("reward", "eval_accuracy", "tokens_sampled", "clip_fraction", "expert_change_rate", "token_ratio_variance"),
+    *("rollout_kl_k3", "entropy", "log_ratio_moment_top", "log_ratio_moment_top_changed", "log_ratio_moment_free"),
+    *("log_ratio_moment_changed", "log_ratio_moment_unchanged", "log_ratio_moment_pinned"),
+)
+
+# What the runs of a figure vary besides the algorithm.
+VARY: dict[str, dict[str, list[object]]] = {
+    "fig03": {"routing": ["off", "r2"]},
+    "fig04": {"updates_per_rollout": [4, 16]},
+    "fig05": {"updates_per_rollout": [4, 8, 16]},
+    "fig07": {"engine": ["fp8"]},
+    "fig10": {"updates_per_rollout": [4, 16], "learning_rate": [1e-4, 4e-4]},
+    "fig11": {"moe_layers": [2, 4, 8]},
+    "fig14": {"engine": ["router_noise"], "strength": [0.0, 0.5, 2.0]},
+    "fig17": {"learning_rate": [1e-4, 2e-4, 4e-4]},
+    "fig15": {"learning_rate": [1e-4, 2e-4, 4e-4], "updates_per_rollout": [4, 16]},
+}
+
+
+def value(metric: str, arm: dict[str, object], seed: int) -> float:
+    """Return numbers that differ between arms, seeds and steps."""
+    place = NAMES.index(str(arm["algorithm"])) + 0.1 * seed + 0.3 * float(str(arm.get("strength", 0)))
+    share = 0.1 + 0.8 * (0.37 * place % 1) * (1 - 0.5 / float(str(arm["step"])))
+    return {"tokens_sampled": 1e4 * share, "log_ratio_moment_free": 1.0}.get(metric, share)
+
+
+def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
+    """Return the tables of an experiment of these algorithms that has what ``figure`` varies."""
+    vary = VARY.get(figure, {})
+    values = {metric: lambda arm, seed, metric=metric: value(metric, arm, seed) for metric in METRICS}
+    steps = long_table(values, arms(algorithm=names, **vary), seeds=SEEDS, steps=3)
+    first = steps[(steps["metric"] == "eval_accuracy") & (steps["step"] == 1)].assign(step=0)
+    steps = pd.concat([first, steps], ignore_index=True).assign(axes="")
+    each = steps[["arm", "algorithm"]].drop_duplicates().to_dict("records")
+    survival = pd.DataFrame({"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": 0.1, "high": 1.0, "n": 5})
+    grid = pd.DataFrame(arms(arm=names, x=[1e-4, 2e-4, 4e-4], y=[2, 4, 8])).assign(stable=0.67, n=3)
+    metrics = ["reward", "entropy", "sequence_ratio_variance", *(f"metric_{letter}" for letter in "abcdef")]
+    roc = pd.DataFrame([{"metric": name, "false_alarms": x, "detected": x} for name in metrics for x in (0, 0.5, 1)])
+    tokens = {"seed": 0, "log_ratio": 1.5, "log_ratio_pinned": 0.5, "layers_changed": 1, "entropy": 0.4}
+    counts = [
+        {"arm": f"{name} {model}", "algorithm": name, "model": model, "seed": 0, "metric": metric, "bin": 20 + at}
+        | {"count": 5 + at, "updates_per_rollout": 8, "prompts": 32}
+        for name, model in itertools.product(names, ("dense_micro", "micro"))
+        for metric in ("token_ratio_histogram", "sequence_log_ratio_variance_histogram")
+        for at in range(3)
+    ]
+    return {
+        "steps": steps,
+        "survival_curves": pd.concat([survival.assign(arm=arm["arm"], collapsed=2) for arm in each]),
+        "frontier_grid": grid,
+        "frontier_line": grid[grid["y"] == 4][["arm", "x", "y"]],
+        "roc": roc,
+        "warnings": pd.DataFrame({"metric": metrics, "area": [Estimate(0.75, 0.6, 0.9, 4)] * len(metrics)}).assign(
+            stable=9, collapsed=4
+        ),
+        "tails": pd.DataFrame([tokens | {"arm": arm["arm"]} for arm in each]),
+        "histograms": pd.DataFrame(counts),
+    }

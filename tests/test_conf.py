@@ -1,0 +1,36 @@
+"""A config is a file of its group or a row of the group's table; readers and Hydra find the same in both."""
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from steadymoe import conf
+from steadymoe.bench.runs import overrides
+
+GROUPS = [group for group in conf.groups() if group != "experiment"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_config_is_what_hydra_composes(group: str) -> None:
+    with overrides.composing():
+        for name in conf.names(group):
+            if conf.text(group, name).startswith("# @package _global_"):
+                continue  # it sets fields of other groups too
+            composed = OmegaConf.to_container(hydra.compose(f"{group}/{name}", return_hydra_config=False))
+            assert composed == {group: conf.read(group, name)}, name
+
+
+@pytest.mark.parametrize("group", conf.groups())
+def test_a_name_is_in_one_place_and_its_text_begins_with_a_comment(group: str) -> None:
+    assert len(set(conf.names(group))) == len(conf.names(group))
+    for name in conf.names(group):
+        first, *_, last = conf.text(group, name).splitlines()
+        assert first.startswith("# "), name
+        assert last, name
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown engine 'fp4'; choose from bf16, exact, fp8, "):
+        conf.text("engine", "fp4")
+    with pytest.raises(ValueError, match="unknown model '_micro'; choose from deep, "):
+        conf.read("model", "_micro")
