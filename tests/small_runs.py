@@ -1,5 +1,6 @@
 """Runs of two or three seconds, their trainers, and what they recorded."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def assert_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
     """A run that was stopped in its step ``stop_at`` records what an undisturbed one does, which is returned."""
     whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
     assert execute.execute(whole) == "finished"
+    shutil.copytree(tmp_path / "whole" / "cold_starts", tmp_path / "halted" / "cold_starts")
     step = Trainer.step
 
     def stops(self: Trainer, number: int) -> Any:

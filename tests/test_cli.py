@@ -30,7 +30,6 @@ WRONG = {
     "trian.lr=3": "there is no 'trian.lr'",
     "optimizer.lr=3": "optimizer.learning_rate",
     "algorithm=gsop": "did you mean gspo, ",
-    "model=mirco": "did you mean micro, ",
     "experiment=quick": "did you mean quickstart, ",
     "steps=abc": "`steps` must be a valid integer",
     "steps=0": "`steps`",
@@ -51,9 +50,7 @@ WRONG = {
     "algorithm.kl.coefficient=inf": "`algorithm.kl.coefficient` must be a finite number",
     "log=mlflow": "`log` must be 'tensorboard' or 'wandb'",
     "correction=null": "correction takes one name, got null; correction=none is the default",
-    "routing=null": "routing takes one name, got null; routing=off is the default",
     "algorithm=[grpo]": "algorithm takes one name, got [grpo]; did you mean grpo",
-    "experiment=[stale]": "experiment takes one name, got [stale]",
     "model=3": "model takes one name, got 3",
     "algorithm={a:1}": "algorithm takes one name",
     "algorithm=GRPO": "did you mean grpo",
@@ -62,13 +59,10 @@ WRONG = {
     "seed=interval(0,3)": "seed=interval(0,3) never ends",
     "seed=range(0,3,0)": "seed=range(0,3,0) has a step of 0",
     "seed=choice()": "values are swept as a,b,c",
-    "optimizer=[1]": "optimizer takes one name, got [1]",
     "algorithm.loss=3": "`algorithm.loss` must be a group of fields, got 3",
     "algorithm.loss.clip_high.x=2": "algorithm.loss.clip_high has no fields",
     "hydra.launcher=3": "a launcher is chosen by its name",
-    "advantage=mean": "there is no advantage 'mean'; did you mean group_mean",
     "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1": "requires correction=seq_mask_tis updates_per_rollout=1",
-    "algorithm=cispo@nemo-rl-0.7": "cispo@nemo-rl-0.7 requires correction=is",
     "+algorithm.loss.clip=1": "GRPO has no 'clip'; did you mean clip_low?",
     "algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMeanStd": "GroupMeanStd has no ",
     "algorithm.loss._target_=steadymoe.algorithms.nowhere.GRPO": "steadymoe.algorithms.nowhere",
@@ -80,8 +74,6 @@ WRONG = {
     "+foo=1": "unknown key `foo`",
     "optimizer=adam": "there is no optimizer 'adam'; choose from adamw, muon, sgd, sign",
     "optimizer.kind=muon": "optimizer.kind is what the name of the optimizer stands for",
-    "+optimizer.beta_1=0.5": "unknown key `optimizer.beta_1`",
-    "stepz=3": "did you mean steps, ",
     "hydra.nope=3": "Hydra's own settings",
     "cold_start.path=pyproject.toml": "not a safetensors file",
     "results_dir=/proc/nowhere": "cannot be written",
@@ -91,16 +83,13 @@ WRONG = {
     "algorithm=../algorithm/grpo": "algorithm is chosen by its name, not by a path, got '../algorithm/grpo'; did",
     "algorithm='../algorithm/grpo'": "not by a path",
     "algorithm=/grpo": "not by a path",
-    "task=../task/chain": "choose from chain, ledger",
     "results_dir=": "results_dir must name a folder",
     "experiment_name=" + "e" * 300: "experiment_name may hold up to 180 letters",
     "results_dir=" + "r" * 300: "names of at most 255 bytes",
     "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
-    "seed=" + "9" * 30: "`seed`",
     "rollout.prompts=80000000000": "the run takes at least",
     "cold_start.check_prompts=80000000000": "the run takes at least",
     "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
-    "hydra.launcher.n_jobs=two": "hydra.launcher.n_jobs",
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
     "experiment=quickstart,collapse": "steadymoe run experiment=quickstart; steadymoe run experiment=collapse",
     "nonsense": "cannot read 'nonsense'",
@@ -386,7 +375,8 @@ def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_
             ["bash", "-c", line], cwd=tmp_path, env=os.environ | home, capture_output=True, text=True, check=False
         )
 
-    done = run_(*(word for word in SMALL if not word.startswith(("model=", "task"))))
+    small = [word for word in SMALL if not word.startswith(("model=", "task"))]
+    done = run_(*small, "hydra/launcher=basic")  # whose processes take longer to start than two runs
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
     (made,) = tmp_path.glob("results/runs/reversal/half_clipped/shallow/reverse/**/run.json")
@@ -416,19 +406,14 @@ def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, mon
     assert {path.suffix for path in drawn} == {".png", ".svg", ".txt"}  # svg is what the page shows
     together = {path: path.read_bytes() for path in [*drawn, *(tmp_path / "tables").iterdir()]}
     page = (tmp_path / "report.html").read_text()
+    assert all(f">{name}<" in page for name in ("one", "two"))
+    of_two = {path: content for path, content in together.items() if path.name.startswith("two-")}
+    assert 2 * len(of_two) == len(together)
     for path in together:
         path.unlink()
-    for name in ("one", "two"):
-        words = ["report", "--results", str(tmp_path), "--experiment", name, "--format", "png"]
-        assert steadymoe(monkeypatch, *words) == 0
-        assert f">{name}<" in page
-    assert together == {path: path.read_bytes() for path in together}
-
-
-def test_a_format_that_there_is_not_is_answered_in_one_line(tmp_path: Path, refused: Callable[..., str]) -> None:
-    said = refused("report", "--results", str(tmp_path), "--format", "gif")
-    assert said == "steadymoe: --format takes png, svg, pdf; got gif\n"
-    assert list(tmp_path.iterdir()) == []
+    words = ["report", "--results", str(tmp_path), "--experiment", "two", "--format", "png"]
+    assert steadymoe(monkeypatch, *words) == 0
+    assert of_two == {path: path.read_bytes() for path in of_two}
 
 
 @pytest.mark.parametrize("option", ["--format", "--arms"])
@@ -446,16 +431,18 @@ def test_an_option_that_would_change_nothing_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fig99"], "there is no figure 'fig99'; did you mean"),
-        (["fig05"], "steadymoe run experiment=staleness"),
-        (["fig05", "--experiment", "small"], "fig05 lacks runs with 2 values of updates_per_rollout in small"),
-        (["fig02", "--format", "gif"], "--format takes png, svg, pdf; got gif"),
+        ("--figure fig99", "there is no figure 'fig99'; did you mean"),
+        ("--figure fig05", "steadymoe run experiment=staleness"),
+        ("--figure fig05 --experiment small", "fig05 lacks runs with 2 values of updates_per_rollout in small"),
+        ("--figure fig02 --format gif", "--format takes png, svg, pdf; got gif"),
+        ("--format gif", "--format takes png, svg, pdf; got gif"),
     ],
 )
-def test_a_figure_that_cannot_be_drawn_is_answered_in_one_line(
-    words: list[str], said: str, refused: Callable[..., str]
+def test_what_cannot_be_drawn_is_answered_in_one_line_and_writes_nothing(
+    words: str, said: str, recorded: Path, refused: Callable[..., str]
 ) -> None:
-    assert said in refused("report", "--figure", *words, "--results", str(RECORDED))
+    assert said in refused("report", *words.split(), "--results", str(recorded))
+    assert [path.name for path in recorded.iterdir()] == ["runs"]
 
 
 def test_the_list_of_figures_says_which_have_their_data(

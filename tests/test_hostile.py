@@ -172,7 +172,7 @@ def test_a_command_whose_streams_are_closed_does_its_work(tmp_path: Path) -> Non
 def test_a_locale_without_utf_8_is_refused_and_a_terminal_without_it_is_not(
     locale: dict[str, str], code: int, said: bytes
 ) -> None:
-    words = [*LISTING[:-2], "check", "--help"]  # with an ellipsis
+    words = [*LISTING[:-2], "seeds", "--help"]  # with an ellipsis
     done = subprocess.run(words, env=os.environ | locale, capture_output=True, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (code, int(code > 0))
     assert said in done.stderr

@@ -55,7 +55,7 @@ def linked_or_checked(experiment: str) -> Any:
     return pytest.param(experiment, marks=[] if is_linked else pytest.mark.check)
 
 
-@pytest.mark.parametrize("experiment", map(linked_or_checked, KEPT))
+@pytest.mark.parametrize("experiment", [linked_or_checked(name) for name in KEPT])
 def test_kept_tables_are_those_of_the_data(experiment: str) -> None:
     data = report_page.with_derived(archive.load(REFERENCE, experiment))
     texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])

@@ -98,7 +98,7 @@ def test_columns_are_the_width_of_every_figure(
     assert {Image.open(path).width for path in pictures} == {pixels}
 
 
-@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("columns", [1, pytest.param(2, marks=pytest.mark.check)])
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_legible_in_either_width(name: str, columns: int) -> None:
     with paper.used(Paper(columns=columns)):

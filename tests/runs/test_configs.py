@@ -17,6 +17,7 @@ from steadymoe.bench.runs import command, compose, execute, overrides, record
 SHORT = [
     "rollout.prompts=8",
     "rollout.responses=3",  # the fewest that every advantage takes
+    "updates_per_rollout=2",
     "steps=2",
     "evaluation.every=1",
     "evaluation.prompts=4",
@@ -30,13 +31,8 @@ SHORT = [
 
 
 # ... and of experiments with a mini-batch or updates of their own, which SHORT's prompts and steps would contradict.
-SHORT_EXPERIMENT = ["updates_per_rollout=2", "rollout.minibatch_prompts=null", "total_updates=null", "seed=0"]
-SHORT_EXPERIMENT += [
-    "evaluation.every_updates=null",
-    "probe.every_updates=null",
-    "checkpoint_keep=null",
-    "start_from=null",
-]
+SHORT_EXPERIMENT = ["rollout.minibatch_prompts=null", "total_updates=null", "evaluation.every_updates=null"]
+SHORT_EXPERIMENT += ["probe.every_updates=null", "checkpoint_keep=null", "start_from=null", "seed=0"]
 
 
 def with_needed(name: str) -> list[str]:
@@ -46,34 +42,58 @@ def with_needed(name: str) -> list[str]:
     return [f"algorithm={name}", *needed]
 
 
-def models() -> list[Any]:
-    """Every model that needs no checkpoint; most wait for `make check`, since test_families trains them too."""
+def run_of(words: list[str], waits: bool) -> Any:
+    """Overrides of a run, which may wait for `make check`."""
+    return pytest.param(words, marks=pytest.mark.check if waits else [])
+
+
+def trained_algorithms() -> list[Any]:
+    """Every algorithm; presets wait, since they are other numbers of a class that runs."""
+    return [run_of([*with_needed(name), "model=micro"], waits="@" in name) for name in conf.names("algorithm")]
+
+
+def trained_models() -> list[Any]:
+    """Every model that needs no checkpoint; most wait, since test_families trains them too."""
     quick = ("micro", "tiny", "deep", "dense_tiny", "mixtral_micro", "deepseek_v3_micro", "gpt_oss_micro")
+    return [run_of([f"model={name}"], waits=name not in quick) for name in conf.names("model") if name != "pretrained"]
+
+
+def trained_experiments() -> list[Any]:
+    """Every experiment; those that change another one wait."""
+
+    def base(name: str) -> Any:
+        return yaml.safe_load(conf.path("experiment", name).read_text())["defaults"][0]
+
     return [
-        pytest.param([f"model={name}"], marks=[] if name in quick else pytest.mark.check)
-        for name in conf.names("model")
-        if name != "pretrained"
+        run_of([f"experiment={name}", *SHORT_EXPERIMENT], waits=base(name) in conf.names("experiment"))
+        for name in conf.names("experiment")
     ]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder, and in it the cold starts that configs share."""
+    return tmp_path_factory.mktemp("configs")
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        *([*with_needed(name), "model=micro"] for name in conf.names("algorithm")),
+        *trained_algorithms(),
         *([f"correction={name}", "model=micro"] for name in conf.names("correction")),
         *([f"routing={name}", "model=micro"] for name in conf.names("routing")),
         *([f"engine={name}", "model=micro"] for name in conf.names("engine")),
         *([f"optimizer={name}", "model=micro"] for name in conf.names("optimizer")),
-        *models(),
+        *trained_models(),
         *([f"task={name}", "model=micro"] for name in conf.names("task")),
-        ["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"],
-        *([f"experiment={name}", *SHORT_EXPERIMENT] for name in conf.names("experiment")),
+        run_of(["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"], waits=True),  # 17 s
+        *trained_experiments(),
     ],
     ids=" ".join,
 )
-def test_every_shipped_config_runs_two_steps(words: list[str], tmp_path: Path) -> None:
+def test_every_shipped_config_runs_two_steps(words: list[str], results: Path) -> None:
     with overrides.composing():
-        points = overrides.points([*words, *SHORT, f"results_dir={tmp_path}"], multirun=False)
+        points = overrides.points([*SHORT, *words, f"results_dir={results}"], multirun=False)
         made = compose.run(points[0])
     assert execute.execute(made) == "finished"
     assert len(record.read_table(made.folder, "steps")) == 2

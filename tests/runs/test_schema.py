@@ -179,14 +179,8 @@ def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(
         (["routing=r2", "+routing.predictor_learning_rate=0.1"], ("routing.predictor_learning_rate", "pr2")),
         (["routing=pr2", "routing.predictor_learning_rate=null"], ("routing.predictor_learning_rate", "pr2")),
         (["routing=r3", "+routing.score_share=0.5"], ("routing.score_share", "r3_filtered")),
-        (
-            ["routing=r3_filtered", "routing.score_share=1.5"],
-            ("routing.score_share", "or equal to 1, got 1.5"),
-        ),
-        (["routing=lagged", "routing.lag=240"], ("routing.lag=240", "a run of 240 updates")),
-        (["model=dense_micro", "routing=r3_gates"], ("dense", "no routers to replay")),
+        (["routing=r3_filtered", "routing.score_share=1.5"], ("routing.score_share", "or equal to 1, got 1.5")),
         (["model=dense_micro", "routing.bias_speed=0.001"], ("dense", "balance")),
-        (["model=micro", "routing=r3", "routing.replay=r3_gates"], ("routing.replay", "choose another routing")),
     ],
 )
 def test_a_wrong_field_ends_the_command_with_one_line_and_touches_nothing(
