@@ -594,8 +594,8 @@ def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_ma
         stop.set()
         thread.join()
     first, *_, second = shown.getvalue().splitlines()
-    assert first == "[0/1] grpo seed=0: cold start, 25 updates, accuracy 0.12 of 0, about 2:10 left of it"
-    assert second.endswith("50 updates, accuracy 0.25 of 0, about 1:01 left of it")
+    assert first == "[0/1] grpo seed=0: cold start, 25 updates, accuracy 0.12, 0 needed, about 2:10 left of it"
+    assert second.endswith("50 updates, accuracy 0.25, 0 needed, about 1:01 left of it")
     shutil.rmtree(made.folder)
     assert execute.execute(made) == "finished"
     facts = record.read_run(made.folder)

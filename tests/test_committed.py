@@ -1,7 +1,15 @@
-"""Committed numbers are compared as numbers, and what is not a number exactly."""
+"""Committed numbers are compared as numbers, and what is not a number exactly; committed archives are whole."""
+
+from pathlib import Path
 
 import pytest
 from committed import assert_same
+
+from steadymoe.bench.report import archive
+from steadymoe.bench.runs import record
+from steadymoe.bench.support import regular_files
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 TEXT = "arm,n,mean\ngspo,10,0.1717387\n| 0.25 [−1e-05, 3.5] | claim01 8 updates"
 
@@ -25,3 +33,15 @@ def test_numbers_may_differ_by_rounding_and_nothing_else(old: str, new: str, sam
     else:
         with pytest.raises((pytest.fail.Exception, AssertionError)):
             assert_same(TEXT.replace(old, new), TEXT)
+
+
+def test_every_committed_archive_is_as_it_was_bound() -> None:
+    bound = sorted(RESULTS.glob(f"*/data/*/{archive.CHECKSUMS}"))
+    assert {path.parts[-4] for path in bound} == {"reference", "ruler", "trainers"}
+    changed = [
+        str(path.parent / name)
+        for path in bound
+        for name, checksum in regular_files.read_json(path).items()
+        if record.checksum(path.parent / name) != checksum
+    ]
+    assert changed == []

@@ -360,18 +360,26 @@ def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any
             f"{when} the gradient differs by up to {float((after_BT[tokens] - before_BT).abs().max()):.2g}"
         )
     metrics = {name: values[tokens] if values.ndim else values for name, values in after.metrics.items()}
-    if not (_all_close(metrics, before.metrics) and _all_close(after.numbers, before.numbers, equal_nan=True)):
-        raise CheckFailed(f"{when} other tokens are marked as clipped, or the loss reports another number")
-    if not _all_close(after.state, before.state):
-        raise CheckFailed(f"{when} the state differs")
+    if name := _differing(metrics, before.metrics):
+        raise CheckFailed(f"{when} other tokens are marked ({name})")
+    if name := _differing(after.numbers, before.numbers):
+        raise CheckFailed(f"{when} the loss reports another {name}; leave padding out of it (batch.mask_BT)")
+    if name := _differing(after.state, before.state):
+        raise CheckFailed(f"{when} the state differs ({name})")
 
 
 def _close(one: Tensor, other: Tensor, equal_nan: bool = False) -> bool:
     return torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=equal_nan)
 
 
-def _all_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor], equal_nan: bool = False) -> bool:
+def _all_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether the same names hold the same values."""
-    return one.keys() == other.keys() and all(
-        _close(one[name].double(), other[name].double(), equal_nan) for name in one
-    )
+    return not _differing(one, other)
+
+
+def _differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
+    """Return a name that only one of two holds, or whose values differ (nan equals nan); "" if there is none."""
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other or not _close(one[name].double(), other[name].double(), equal_nan=True):
+            return name
+    return ""

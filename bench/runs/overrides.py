@@ -310,7 +310,8 @@ def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in _EXTRAS:
             raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
-        raise ConfigError(f"there is no {group} {name!r}; {nearest(name, error.options or [], _HELP)}") from error
+        own = "" if external.folders() else "; for your own, set STEADYMOE_PATH to its folder"
+        raise ConfigError(f"there is no {group} {name!r}; {nearest(name, error.options or [], _HELP)}{own}") from error
     except OverrideParseException as error:
         key, _, value = str(error.override).partition("=")
         hint = f"; a value with '=' needs quotes within quotes: '{key}=\"{value}\"'" if "=" in value else ""

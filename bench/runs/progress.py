@@ -116,7 +116,7 @@ def _state(run: Run) -> dict[str, Any]:
         is_given = "path" in run.config.model or run.config.cold_start.path is not None
         status = "loading" if is_given else "cold start"
         if update is not None:
-            status += f", {update} updates, accuracy {accuracy:.2f} of {run.config.cold_start.accuracy_low:g}"
+            status += f", {update} updates, accuracy {accuracy:.2f}, {run.config.cold_start.accuracy_low:g} needed"
     return {"step": 0} | progress | {"status": status, "steps": run.config.steps, "cold_start_left": left}
 
 

@@ -94,11 +94,12 @@ def ordered(names: Iterable[str]) -> dict[str, Look]:
 def of_algorithm(name: str) -> Look:
     """Return the look of an algorithm, the same in every figure.
 
-    A user's own algorithm gets a look from its name, with marks filled like no shipped algorithm's.
+    A user's own algorithm gets a look from its name: marks filled like no shipped algorithm's, and another colour than
+    GRPO's, with which it is compared.
     """
     if name in ALGORITHMS:
         return look(ALGORITHMS.index(name))
-    number, colours = zlib.crc32(name.encode()), _colours()
+    number, colours = zlib.crc32(name.encode()), _colours()[1:] or _colours()
     marker = MARKERS[number // 32 % len(MARKERS)]
     return Look(colours[number % len(colours)], STYLES[number // 8 % len(STYLES)], marker, True, _FILLS[-1])
 
