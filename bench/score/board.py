@@ -41,7 +41,8 @@ CAPTION = (
     "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). Sampled and greedy: "
     "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. Headroom: the "
     "bearable rate in multiples of the rate that is best for the loss itself (the top of a parabola through its "
-    "highest level and both neighbours); smaller steps at every rate raise what a loss bears and not its headroom. "
+    "highest level and both neighbours; –: that is the lowest of the grid, or the loss never leaves the line); smaller "
+    "steps at every rate raise what a loss bears and not its headroom. "
     f"A loss has the advantage of {REFERENCE}; a recipe has another, or corrections. With state: a loss that "
     "remembers other batches, so that it can hide a schedule."
 )

@@ -52,8 +52,11 @@ class Bearable:
     """Of a ratio of 1, by the same distribution; at least twice the share of draws without a ratio."""
     n: int
     headroom: Estimate
-    """The crossing in multiples of the loss's own best value (``tops``); nan without a crossing, or if the dial has
-    a 0."""
+    """The crossing in multiples of the loss's own best value (``tops``).
+
+    nan, and n = 0, without a crossing, if the dial has a 0, or if its best value is the first of the dial, below which
+    a better one may lie.
+    """
 
     def __str__(self) -> str:
         if not np.isfinite(self.ratio):
@@ -151,7 +154,7 @@ def bearable(
     if not gain[0] > 0:
         raise ValueError("the reference gains nothing: there is no line")
     (log,) = logs(crossed, theirs)
-    (own_log,) = np.log(crossed / best)
+    (own_log,) = np.log(crossed / best) if ours.levels_DS.mean(1).argmax() > 0 else [np.nan]
     low = high = p = own_half = np.nan
     if seeds >= MIN_TO_DECIDE and np.isfinite(log):
         ours_N, best_N, theirs_N, _ = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
@@ -167,6 +170,6 @@ def bearable(
         own_N = np.log(ours_N / best_N)
         if np.isfinite(own_N).mean() >= 1 - tail:
             own_half = quantile * spread * float(np.std(own_N[np.isfinite(own_N)]))
-    headroom = [float(np.exp(own_log + side)) if np.isfinite(own_log) else np.nan for side in (0, -own_half, own_half)]
-    own = Estimate(*headroom, seeds)
-    return Bearable(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds, own)
+    sides = [float(np.exp(own_log + side)) for side in (0, -own_half, own_half)]
+    headroom = Estimate(*sides, seeds) if np.isfinite(own_log) else Estimate(np.nan, np.nan, np.nan, 0)
+    return Bearable(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds, headroom)

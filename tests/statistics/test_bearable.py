@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from steadymoe.bench.statistics.bearable import SHARE, Bearable, Curve, bearable, crossings, line, tops
+from steadymoe.bench.statistics.estimates import Estimate
 
 RATES = np.array([1e-4, 2e-4, 4e-4, 8e-4])
 
@@ -68,26 +69,28 @@ def test_a_loss_that_bears_twice_the_rate_has_the_number_2() -> None:
     assert number(shifted(1.0, 8), shifted(0.0, 8)) == made
 
 
+WIDE = np.array([0.5e-4, *RATES])
+
+
+def parabola(top: float, seeds: int = 8) -> np.ndarray:
+    """A level that is highest at ``top`` and falls with the square of the octaves from there."""
+    exact = 0.8 - 0.1 * np.log2(WIDE / top) ** 2
+    return exact[:, None] + 0.005 * np.random.default_rng(int(1e5 * top)).standard_normal((len(WIDE), seeds))
+
+
+def headroom(ours: np.ndarray, dial: np.ndarray = WIDE) -> Estimate:
+    reference, start = of(parabola(1e-4, ours.shape[1]), WIDE), np.full(ours.shape[1], 0.4)
+    return bearable(of(ours, dial), reference, start, np.random.default_rng(0)).headroom
+
+
 def test_a_loss_that_takes_half_the_step_has_the_headroom_of_the_one_that_takes_it_whole() -> None:
-    """Parabolas in the logarithm of the rate, the second an octave further on."""
-
-    def curve(top: float, seed: int) -> np.ndarray:
-        rates = np.array([0.5e-4, *RATES])
-        exact = 0.8 - 0.1 * np.log2(rates / top) ** 2
-        return exact[:, None] + 0.005 * np.random.default_rng(seed).standard_normal((len(rates), 8))
-
-    dial, start = np.array([0.5e-4, *RATES]), np.full(8, 0.4)
-    found = [
-        bearable(of(curve(top, seed), dial), of(curve(1e-4, 0), dial), start, np.random.default_rng(0))
-        for seed, top in enumerate((1e-4, 2e-4))
-    ]
-    assert found[1].ratio == pytest.approx(2, rel=0.1)
+    whole, half = headroom(parabola(1e-4)), headroom(parabola(2e-4))
     exact = 2 ** (0.2 / 0.1) ** 0.5  # half of the gain of .4 is lost at √2 octaves; a straight line finds it earlier
-    for each in found:
-        assert each.headroom.mean == pytest.approx(exact, rel=0.1)
-        assert each.headroom.low < each.headroom.mean < each.headroom.high
-        assert each.headroom.n == 8
-    assert found[0].headroom.mean == pytest.approx(found[1].headroom.mean, rel=0.02)
+    for each in (whole, half):
+        assert each.mean == pytest.approx(exact, rel=0.1)
+        assert each.low < each.mean < each.high
+        assert each.n == 8
+    assert whole.mean == pytest.approx(half.mean, rel=0.02)
 
 
 def test_the_top_of_a_curve_is_that_of_a_parabola_and_of_an_end_the_end() -> None:
@@ -98,13 +101,15 @@ def test_the_top_of_a_curve_is_that_of_a_parabola_and_of_an_end_the_end() -> Non
     assert tops(np.ones((1, 4)), dial) == pytest.approx([1])
 
 
-def test_headroom_needs_a_crossing_and_a_logarithm() -> None:
-    assert np.isnan(number(np.full((4, 6), 0.85), shifted(0.0, 6)).headroom.mean)
-    few = number(shifted(1.0, 3), shifted(0.0, 3)).headroom
+def test_headroom_needs_a_crossing_a_best_value_inside_the_dial_and_a_logarithm() -> None:
+    few = headroom(parabola(1e-4, seeds=3))
     assert np.isfinite(few.mean)
     assert np.isnan(few.low)
-    from_zero = np.array([0.0, 1.0, 2.0, 4.0])
-    made = bearable(*(of(shifted(0.0, 6), from_zero) for _ in "ab"), np.full(6, 0.4), np.random.default_rng(0))
+    above = np.sort(parabola(1e-4), axis=0)
+    assert np.isnan(headroom(above).mean)
+    assert np.isnan(headroom(parabola(1e-4)[1:], WIDE[1:]).mean)
+    from_zero = np.array([0.0, *WIDE[1:]])
+    made = bearable(*(of(parabola(1e-4), from_zero) for _ in "ab"), np.full(8, 0.4), np.random.default_rng(0))
     assert np.isnan(made.headroom.mean)
 
 

@@ -31,7 +31,8 @@ CAPTION = (
     f"{MIN_TO_DECIDE} seeds on. > grid, > 2: never below the line on this grid, extend it (reference > grid: "
     f"{REFERENCE} is not, so no multiple is known); –: nowhere on the line. × own best: "
     "the same in multiples of the rate that is best for the loss, the top of a parabola through the highest level and "
-    "its neighbours; smaller steps at every rate do not change it. Best: "
+    "its neighbours; smaller steps at every rate do not change it; –: its best rate is "
+    "the lowest of the grid. Best: "
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
 )
 
