@@ -39,10 +39,10 @@ CAPTION = (
     f"one rollout, at four times the best rate of {REFERENCE}, where old rollouts do harm. Mismatch: noise on the "
     "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
     "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). Sampled and greedy: "
-    "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. Headroom: the "
-    "bearable rate in multiples of the rate that is best for the loss itself (the top of a parabola through its "
-    "highest level and both neighbours; –: that is the lowest of the grid, or the loss never leaves the line); smaller "
-    "steps at every rate raise what a loss bears and not its headroom. "
+    "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. Headroom: "
+    "the two factors of the rate's number, how much higher the rate is that is best for the loss (the top of a "
+    "parabola through its highest level and both neighbours), and how far beyond its best rate it goes; smaller steps "
+    "at every rate raise the first alone. –: a best rate is at an end of the grid, or the line is never left. "
     f"A loss has the advantage of {REFERENCE}; a recipe has another, or corrections. With state: a loss that "
     "remembers other batches, so that it can hide a schedule."
 )
@@ -130,15 +130,20 @@ def standings(board: Path) -> list[Standing]:
 
 def rows(found: Sequence[Standing]) -> pd.DataFrame:
     """Return a row for each loss: kind, three numbers, level, whose numbers they are."""
-    table = outcomes.table([each.score for each in found]).drop(columns=["best rate", outcomes.OWN])
+    table = outcomes.table([each.score for each in found]).drop(columns="best rate")
     table.insert(1, "kind", [each.kind for each in found])
     return table.assign(numbers=[visible(each.numbers) for each in found])
 
 
 def headroom(found: Sequence[Standing]) -> pd.DataFrame:
-    """Return what each loss bears of the learning rate beside the rate that is best for it."""
-    table = outcomes.table([each.score for each in found])
-    return table[["loss", f"{RATE.name} × {REFERENCE}", "best rate", outcomes.OWN]]
+    """Return the factors of what each loss bears of the learning rate, in multiples of GRPO's."""
+    shown = []
+    for each in found:
+        number = each.score.borne.get(RATE.name)
+        factors = ("–", "–") if number is None else (number.own_best, number.headroom)
+        shown.append((each.score.loss, each.score.text(RATE), *factors))
+    columns = ("loss", f"{RATE.name} × {REFERENCE}", f"best rate × {REFERENCE}", f"headroom × {REFERENCE}")
+    return pd.DataFrame(shown, columns=list(columns))
 
 
 def history(found: Sequence[Standing]) -> pd.DataFrame:

@@ -15,8 +15,6 @@ from steadymoe.bench.statistics.bearable import Bearable
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds, t_quantile
 
-# What a loss bears of the rate, in multiples of its own best one: column of tables.
-OWN = "rate × own best"
 _OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
 
 
@@ -131,7 +129,6 @@ def table(found: Sequence[Score]) -> pd.DataFrame:
         [
             {"loss": each.loss}
             | {f"{dial.name} × {REFERENCE}": each.text(dial) for dial in DIALS}
-            | {OWN: "–" if (number := each.borne.get(RATE.name)) is None else number.headroom}
             | {"best rate": f"{each.best_rate:g}", "sampled": each.sampled, "greedy": each.greedy}
             for each in found
         ]

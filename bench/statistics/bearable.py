@@ -8,8 +8,9 @@ not count: a loss that hardly leaves its start on very old data may rise again, 
 the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard error of a
 bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
 
-Headroom is the crossing divided by the loss's own best value. A loss that takes half the step at any rate bears twice
-the rate and has the same headroom.
+The number has two factors: how much higher the loss's own best value is than the reference's, and how far beyond it the
+loss goes, its *headroom*, over the reference's. A loss that takes half the step at any rate bears twice the rate, is
+best at twice the rate, and has the same headroom.
 
 Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws of the bootstrap.
 """
@@ -51,12 +52,11 @@ class Bearable:
     p: float
     """Of a ratio of 1, by the same distribution; at least twice the share of draws without a ratio."""
     n: int
+    own_best: Estimate
+    """The loss's best value (``tops``) over the reference's."""
     headroom: Estimate
-    """The crossing in multiples of the loss's own best value (``tops``).
-
-    nan, and n = 0, without a crossing, if the dial has a 0, or if its best value is the first of the dial, below which
-    a better one may lie.
-    """
+    """``ratio`` over ``own_best``: both are nan, with n = 0, where one of the two curves is highest at an end of its
+    dial, ``headroom`` also without a crossing. No interval if more draws than a tail holds have no number."""
 
     def __str__(self) -> str:
         if not np.isfinite(self.ratio):
@@ -93,20 +93,18 @@ def crossings(curves_ND: np.ndarray, dial_D: np.ndarray, line_N: np.ndarray) -> 
 def tops(curves_ND: np.ndarray, dial_D: np.ndarray) -> np.ndarray:
     """Return where each curve is highest, (N,): the top of the parabola through its highest value and both neighbours.
 
-    In the logarithm of the dial, which must be positive. At an end of the dial it is that end.
+    In the logarithm of the dial; nan at an end, beyond which a better value may lie, and if the dial has a 0.
     """
-    best_N, each = curves_ND.argmax(1), np.arange(len(curves_ND))
-    scale_D = np.log(dial_D)
-    top_N = scale_D[best_N]
-    inside = (best_N > 0) & (best_N < len(dial_D) - 1)
-    at, each = best_N[inside], each[inside]
-    left, right = scale_D[at] - scale_D[at - 1], scale_D[at + 1] - scale_D[at]
-    rise, fall = curves_ND[each, at] - curves_ND[each, at - 1], curves_ND[each, at] - curves_ND[each, at + 1]
-    curvature = left * fall + right * rise
-    is_flat = curvature == 0
-    shift = (right**2 * rise - left**2 * fall) / np.where(is_flat, 1, 2 * curvature)
-    top_N[inside] += np.where(is_flat, 0, shift)
-    return np.exp(top_N)
+    best_N, each_N = curves_ND.argmax(1), np.arange(len(curves_ND))
+    top_N = np.full(len(curves_ND), np.nan)
+    inside = (best_N > 0) & (best_N < len(dial_D) - 1) & (dial_D[0] > 0)
+    at, each = best_N[inside], each_N[inside]
+    if len(at):
+        scale_D = np.log(dial_D)
+        left, right = scale_D[at] - scale_D[at - 1], scale_D[at + 1] - scale_D[at]
+        rise, fall = curves_ND[each, at] - curves_ND[each, at - 1], curves_ND[each, at] - curves_ND[each, at + 1]
+        top_N[inside] = np.exp(scale_D[at] + (right**2 * rise - left**2 * fall) / (2 * (left * fall + right * rise)))
+    return top_N
 
 
 def line(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: float | None = None) -> np.ndarray:
@@ -132,16 +130,13 @@ def bearable(
     if len(ours.dial_D) < 2 or len(reference.dial_D) < 2:
         raise ValueError("a dial with one value has no crossing: sweep two values at least")
 
-    has_logarithm = ours.dial_D[0] > 0
-
-    def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Crossing and best value of the loss, crossing of the reference, and gain to the line, in each draw."""
+    def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Crossings of the loss and of the reference, the gain that the line asks for, and both best values."""
         ours_ND, theirs_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference))
         start_N = start_S[draws_NS].mean(1)
         line_N = line(reference, start_N, theirs_NE, at)
         crossed = crossings(ours_ND, ours.dial_D, line_N), crossings(theirs_NE, reference.dial_D, line_N)
-        best_N = tops(ours_ND, ours.dial_D) if has_logarithm else np.full(len(draws_NS), np.nan)
-        return crossed[0], best_N, crossed[1], line_N - start_N
+        return *crossed, line_N - start_N, tops(ours_ND, ours.dial_D), tops(theirs_NE, reference.dial_D)
 
     def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
         """Logarithm of the ratio, with a curve that never leaves its line at the end of the grid; nan where unknown."""
@@ -150,26 +145,36 @@ def bearable(
         found_N[known] = np.log(np.minimum(ours_N[known], ours.dial_D[-1]) / theirs_N[known])
         return found_N
 
-    crossed, best, theirs, gain = at_draws(np.arange(seeds)[None])
+    crossed, theirs, gain, *bests = at_draws(np.arange(seeds)[None])
     if not gain[0] > 0:
         raise ValueError("the reference gains nothing: there is no line")
-    (log,) = logs(crossed, theirs)
-    (own_log,) = np.log(crossed / best) if ours.levels_DS.mean(1).argmax() > 0 else [np.nan]
-    low = high = p = own_half = np.nan
+    (log,), (best_log,) = logs(crossed, theirs), np.log(bests[0] / bests[1])
+    low = high = p = np.nan
+    logs_N = best_logs_N = np.empty(0)
     if seeds >= MIN_TO_DECIDE and np.isfinite(log):
-        ours_N, best_N, theirs_N, _ = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
-        logs_N = logs(ours_N, theirs_N)
+        ours_N, theirs_N, _, *bests = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
+        logs_N, best_logs_N = logs(ours_N, theirs_N), np.log(bests[0] / bests[1])
         unknown, tail = float(np.isnan(logs_N).mean()), (1 - LEVEL) / 2
-        spread, quantile = np.sqrt(seeds / (seeds - 1)), t_quantile(LEVEL, seeds - 1)
-        error = float(np.nanstd(logs_N)) * spread
-        half = quantile * error
+        error = float(np.nanstd(logs_N)) * np.sqrt(seeds / (seeds - 1))
+        half = t_quantile(LEVEL, seeds - 1) * error
         low = 0.0 if unknown > tail else float(np.exp(log - half))
         high = np.inf if unknown + np.isinf(ours_N).mean() > tail else float(np.exp(log + half))
         beyond = float(student.sf(abs(log) / error, seeds - 1)) if error > 0 else 0.5 * (log == 0)
         p = 2 * max(beyond, unknown)
-        own_N = np.log(ours_N / best_N)
-        if np.isfinite(own_N).mean() >= 1 - tail:
-            own_half = quantile * spread * float(np.std(own_N[np.isfinite(own_N)]))
-    sides = [float(np.exp(own_log + side)) for side in (0, -own_half, own_half)]
-    headroom = Estimate(*sides, seeds) if np.isfinite(own_log) else Estimate(np.nan, np.nan, np.nan, 0)
-    return Bearable(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds, headroom)
+        logs_N[np.isinf(ours_N)] = np.nan
+    is_inside = np.isfinite(crossed[0])
+    factors = (
+        _ratio(best_log, best_logs_N, seeds),
+        _ratio(log - best_log if is_inside else np.nan, logs_N - best_logs_N, seeds),
+    )
+    return Bearable(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds, *factors)
+
+
+def _ratio(log: float, logs_N: np.ndarray, seeds: int) -> Estimate:
+    """Return a ratio from its logarithm, with Student's interval by the spread over the draws, as in ``bearable``."""
+    if not np.isfinite(log):
+        return Estimate(np.nan, np.nan, np.nan, 0)
+    known_N, half = logs_N[np.isfinite(logs_N)], np.nan
+    if len(known_N) and len(known_N) >= (1 + LEVEL) / 2 * len(logs_N) and np.ptp(known_N) > 0:
+        half = t_quantile(LEVEL, seeds - 1) * float(known_N.std()) * np.sqrt(seeds / (seeds - 1))
+    return Estimate(float(np.exp(log)), float(np.exp(log - half)), float(np.exp(log + half)), seeds)

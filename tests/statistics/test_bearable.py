@@ -66,7 +66,7 @@ def test_a_loss_that_bears_twice_the_rate_has_the_number_2() -> None:
     assert made.low * made.high == pytest.approx(made.ratio**2)  # symmetric in the logarithm
     assert made.n == 8
     assert made.p < 0.001
-    assert number(shifted(1.0, 8), shifted(0.0, 8)) == made
+    assert str(number(shifted(1.0, 8), shifted(0.0, 8))) == str(made)
 
 
 WIDE = np.array([0.5e-4, *RATES])
@@ -78,39 +78,60 @@ def parabola(top: float, seeds: int = 8) -> np.ndarray:
     return exact[:, None] + 0.005 * np.random.default_rng(int(1e5 * top)).standard_normal((len(WIDE), seeds))
 
 
-def headroom(ours: np.ndarray, dial: np.ndarray = WIDE) -> Estimate:
+def factors(ours: np.ndarray, dial: np.ndarray = WIDE) -> tuple[Estimate, Estimate]:
+    """Own best value and headroom, over a reference that is best at 1e-4."""
     reference, start = of(parabola(1e-4, ours.shape[1]), WIDE), np.full(ours.shape[1], 0.4)
-    return bearable(of(ours, dial), reference, start, np.random.default_rng(0)).headroom
+    made = bearable(of(ours, dial), reference, start, np.random.default_rng(0))
+    if made.headroom.n:
+        assert made.own_best.mean * made.headroom.mean == pytest.approx(made.ratio)
+    return made.own_best, made.headroom
 
 
-def test_a_loss_that_takes_half_the_step_has_the_headroom_of_the_one_that_takes_it_whole() -> None:
-    whole, half = headroom(parabola(1e-4)), headroom(parabola(2e-4))
-    exact = 2 ** (0.2 / 0.1) ** 0.5  # half of the gain of .4 is lost at √2 octaves; a straight line finds it earlier
-    for each in (whole, half):
-        assert each.mean == pytest.approx(exact, rel=0.1)
+def test_a_loss_that_takes_half_the_step_is_best_at_twice_the_rate_and_has_the_same_headroom() -> None:
+    own_best, headroom = factors(parabola(2e-4))
+    assert own_best.mean == pytest.approx(2, rel=0.05)
+    assert headroom.mean == pytest.approx(1, rel=0.05)
+    for each in (own_best, headroom):
         assert each.low < each.mean < each.high
         assert each.n == 8
-    assert whole.mean == pytest.approx(half.mean, rel=0.02)
 
 
-def test_the_top_of_a_curve_is_that_of_a_parabola_and_of_an_end_the_end() -> None:
+def test_a_loss_that_is_best_where_the_reference_is_and_falls_later_has_headroom_alone() -> None:
+    reference = parabola(1e-4)
+    later = reference + np.array([0, 0, 0, 0.15, 0.4])[:, None]
+    own_best, headroom = factors(later)
+    assert own_best.mean == pytest.approx(1, rel=0.05)
+    assert headroom.low > 1.1
+
+
+def test_the_reference_has_factors_of_1_without_an_interval() -> None:
+    for each in factors(parabola(1e-4)):
+        assert (each.mean, each.n) == (1, 8)
+        assert np.isnan(each.low)
+
+
+def test_the_top_of_a_curve_is_that_of_a_parabola() -> None:
     dial = np.array([1.0, 2.0, 4.0, 16.0])
     exact = np.stack([-((np.log(dial) - np.log(top)) ** 2) for top in (2.5, 3.0, 5.0)])
     assert tops(exact, dial) == pytest.approx([2.5, 3.0, 5.0])
-    assert tops(np.array([[4.0, 3, 2, 1], [1, 2, 3, 4], [1, 2, 2, 1]]), dial)[:2] == pytest.approx([1, 16])
-    assert tops(np.ones((1, 4)), dial) == pytest.approx([1])
+    at_ends = np.array([[4.0, 3, 2, 1], [1, 2, 3, 4], [1, 1, 1, 1]])
+    assert np.isnan(tops(at_ends, dial)).all()
+    assert np.isnan(tops(exact, np.array([0.0, 2, 4, 16]))).all()
 
 
-def test_headroom_needs_a_crossing_a_best_value_inside_the_dial_and_a_logarithm() -> None:
-    few = headroom(parabola(1e-4, seeds=3))
-    assert np.isfinite(few.mean)
-    assert np.isnan(few.low)
-    above = np.sort(parabola(1e-4), axis=0)
-    assert np.isnan(headroom(above).mean)
-    assert np.isnan(headroom(parabola(1e-4)[1:], WIDE[1:]).mean)
-    from_zero = np.array([0.0, *WIDE[1:]])
-    made = bearable(*(of(parabola(1e-4), from_zero) for _ in "ab"), np.full(8, 0.4), np.random.default_rng(0))
-    assert np.isnan(made.headroom.mean)
+def test_factors_need_a_crossing_and_best_values_inside_the_dial() -> None:
+    own_best, headroom = factors(parabola(2e-4, seeds=3))
+    assert np.isfinite([own_best.mean, headroom.mean]).all()
+    assert np.isnan([own_best.low, headroom.low]).all()
+    never_leaves = np.vstack([parabola(1e-4)[:3], np.full((2, 8), 0.79)])
+    own_best, headroom = factors(never_leaves)
+    assert (own_best.n, headroom.n) == (8, 0)
+    assert [each.n for each in factors(parabola(1e-4)[1:], WIDE[1:])] == [0, 0]
+    at_the_edge = parabola(1e-4)
+    at_the_edge[0] = at_the_edge[1] + 0.01 * np.array([-1, 1, -1, 1, -1, 1, -1, 0.9])  # the best value in many draws
+    for each in factors(at_the_edge):
+        assert each.n == 8
+        assert np.isnan(each.low)
 
 
 def test_each_curve_has_its_own_grid_and_the_line_follows_from_the_references() -> None:

@@ -29,10 +29,9 @@ CAPTION = (
     f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
     f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % interval over paired seeds from "
     f"{MIN_TO_DECIDE} seeds on. > grid, > 2: never below the line on this grid, extend it (reference > grid: "
-    f"{REFERENCE} is not, so no multiple is known); –: nowhere on the line. × own best: "
-    "the same in multiples of the rate that is best for the loss, the top of a parabola through the highest level and "
-    "its neighbours; smaller steps at every rate do not change it; –: its best rate is "
-    "the lowest of the grid. Best: "
+    f"{REFERENCE} is not, so no multiple is known); –: nowhere on the line. own best ×, headroom ×: its factors, how "
+    "much higher the rate is that is best for the loss (the top of a parabola through the highest level and its "
+    "neighbours), and how far beyond its best rate it goes (–: a best rate is at an end of the grid). Best: "
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
 )
 
@@ -88,7 +87,7 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             row["bearable"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
             row[f"× {paper.shown(REFERENCE, REFERENCE)}"] = "–" if its_number is None else str(its_number)
             if dial == "learning_rate" and its_number is not None:
-                row["× own best"] = its_number.headroom
+                row |= {"own best ×": its_number.own_best, "headroom ×": its_number.headroom}
             row |= {f"best {DIALS[dial]}": f"{best:g}"}
             row |= {"start": over_seeds(its["start"].tolist(), bounds=(0, 1))}
             row |= {"sampled at best": over_seeds(its["sampled"].tolist(), bounds=(0, 1))}
