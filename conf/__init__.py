@@ -4,6 +4,7 @@ A row holds what a file of its name would hold. Rows are for what differs in a f
 one loss in other trainers. Both may build on another config of their group, by Hydra's ``defaults: [<name>, _self_]``.
 """
 
+import copy
 import functools
 import re
 from collections.abc import Mapping
@@ -61,7 +62,7 @@ def text(group: str, name: str) -> str:
 def read(group: str, name: str) -> dict[str, Any]:
     """Return the content of a config, with what it builds on. Raises ValueError for an unknown name."""
     file, row = path(group, name), rows(group).get(name)
-    own = dict(yaml.load(file.read_text(), _LOADER) if row is None else row)
+    own = yaml.load(file.read_text(), _LOADER) if row is None else copy.deepcopy(row)  # whoever reads it may change it
     content: dict[str, Any] = {}
     for base in own.pop("defaults", ["_self_"]):
         content = _merged(content, own if base == "_self_" else read(group, base))

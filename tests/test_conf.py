@@ -34,3 +34,12 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
         conf.text("engine", "fp4")
     with pytest.raises(ValueError, match="unknown model '_micro'; choose from deep, "):
         conf.read("model", "_micro")
+
+
+def test_who_changes_what_was_read_changes_no_config() -> None:
+    for name in ("rspo_grpo", "grpo"):  # a row and a file
+        before = conf.read("algorithm", name)
+        changed = conf.read("algorithm", name)
+        changed["loss"]["_target_"] = "another"
+        changed["loss"].setdefault("host", {})["anchor"] = "rollout"
+        assert conf.read("algorithm", name) == before

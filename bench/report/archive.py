@@ -188,7 +188,8 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
         for column in _COLUMNS[name]:
             if column not in table:
                 yield f"{name} lacks {column}"
-            values, kind = table[column].dropna(), pd.api.types.infer_dtype(table[column], skipna=True)
+            values = table[column].dropna()
+            kind = pd.api.types.infer_dtype(values) if len(values) else "empty"
             if column not in _NUMBERS:
                 if kind not in ("string", "empty") or (name != "runs" and len(values) < len(table)):
                     yield f"{name}: {column} must hold texts"

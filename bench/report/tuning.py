@@ -135,7 +135,10 @@ def _arms(runs: pd.DataFrame) -> pd.Series:
 
 
 def drawn(rows: pd.DataFrame) -> DataFigure:
-    """The level over the learning rate: a line for each arm, with intervals; ``rows`` is what ``table`` returns."""
+    """The level over the learning rate: a line for each arm, with intervals.
+
+    ``rows`` is what ``table`` returns.
+    """
     rows = without_mathematics(rows)
     groups = looks.groups(looks.of_lines(rows))
     starts = {start.mean: start for start in rows["start"]}.values()

@@ -6,10 +6,10 @@ that its rerun does not bear out is named below the table.
 """
 
 import base64
+import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +114,7 @@ def standings(board: Path) -> list[Standing]:
     found = []
     for score in outcomes.scores(known):
         date = facts["also"].get(score.loss, facts)["date"]
-        found.append(Standing(score, kind([f"algorithm={score.loss}"]), "recorded", date))
+        found.append(Standing(score, _shipped_kind(score.loss), "recorded", date))
     for each in entries(board):
         verdict = verdicts.get(each.digest)
         if verdict is not None and verdict["problem"]:
@@ -185,6 +185,11 @@ def kind(overrides: Sequence[str]) -> str:
     return "loss" if same and all(ours[key] == theirs[key] for key in around) else "recipe"
 
 
+@functools.cache
+def _shipped_kind(loss: str) -> str:
+    return kind([f"algorithm={loss}"])
+
+
 def write_board(board: Path) -> list[Path]:
     """Write ``board.md``, ``board.html`` and the picture ``profile.png`` to the folder ``board``; return the paths."""
     found, known, facts = standings(board), standard.recorded(), standard.made()
@@ -216,7 +221,7 @@ def draw(drawn: DataFigure, folder: Path, stem: str, suffixes: Sequence[str] = (
     paths = [regular_files.folder(folder) / f"{stem}.{suffix}" for suffix in suffixes]
     for path in paths:
         with paper.used(paper.Paper(caption=True)):  # the page of the board shows the picture alone
-            atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
+            atomic_files.write(path, functools.partial(drawn.write, suffix=path.suffix[1:]))
     return paths
 
 

@@ -217,7 +217,7 @@ def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(
     whole = facts.read_text()
     for text, why in (
         (whole[:40], "cannot be read"),
-        (whole.replace('"arms"', '"losses_of"'), "has no proper arms"),
+        (whole.replace('"arms"', '"losses_of"'), "has no valid arms"),
         (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is another loss than in"),
     ):
         facts.write_text(text)
