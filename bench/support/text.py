@@ -66,8 +66,15 @@ def all_visible(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
-    """``table`` with an apostrophe before every text that a spreadsheet would run as a formula; numbers stay."""
-    return _each_text(table, lambda text: f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text)
+    """``table`` with an apostrophe before every text that a spreadsheet would run as a formula.
+
+    Numbers stay, and a sign alone, such as a token ``+``, which is no formula.
+    """
+    return _each_text(table, lambda text: f"'{text}" if _is_formula(text) else text)
+
+
+def _is_formula(text: str) -> bool:
+    return text.startswith(_FORMULA) and len(text) > 1 and not _is_number(text)
 
 
 def _is_number(text: str) -> bool:

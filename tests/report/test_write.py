@@ -51,13 +51,13 @@ def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
 
 
 def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
-    names = ["=1+2", "+cmd", "-2+3+x", "@sum", "grpo", "-0.5"]
+    names = ["=1+2", "+cmd", "-2+3+x", "@sum", "grpo", "-0.5", "+"]
     rows = pd.DataFrame({"arm": names, "value": [-1.0] * len(names)})
     write.pieces(tmp_path / "export.csv", "csv", iter([rows]))
     (table,) = write.table(tmp_path, "t", rows, kinds=("csv",))
     for path in (tmp_path / "export.csv", table):
         found = pd.read_csv(path)
-        assert found["arm"].tolist() == ["'=1+2", "'+cmd", "'-2+3+x", "'@sum", "grpo", "-0.5"]
+        assert found["arm"].tolist() == ["'=1+2", "'+cmd", "'-2+3+x", "'@sum", "grpo", "-0.5", "+"]
         assert found["value"].tolist() == rows["value"].tolist()
 
 
