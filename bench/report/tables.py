@@ -402,8 +402,8 @@ def knowledge_lost(steps: pd.DataFrame) -> list[str]:
     Sampled accuracy can fall with what the policy knows unharmed, because it falls with rising entropy.
     """
     runs = pd.DataFrame({how: run_numbers(steps, "eval_greedy", how, ("arm", "seed")) for how in ("first", "end")})
-    arms = runs.assign(is_lower=runs["end"] < runs["first"]).groupby("arm")
-    arms = arms.agg(first=("first", "mean"), end=("end", "mean"), is_lower=("is_lower", "all"), n=("first", "size"))
+    by_arm = runs.assign(is_lower=runs["end"] < runs["first"]).groupby("arm")
+    arms = by_arm.agg(first=("first", "mean"), end=("end", "mean"), is_lower=("is_lower", "all"), n=("first", "size"))
     lost = arms[arms["is_lower"] & (arms["n"] > 1)]
     if lost.empty:
         return []
