@@ -215,7 +215,7 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     ]
     table = table.join(_estimates(steps, MODELS))
     reward = table.pop("final reward")
-    table["share of routing"] = [over_seeds(shares.get(arm, [])) for arm in table.index]
+    table["share of routing"] = pd.Series({arm: over_seeds(shares.get(arm, [])) for arm in table.index}, dtype=object)
     return (
         table.assign(**{"final reward": reward}).reset_index().rename(columns=lambda name: str(name).replace("_", " "))
     )
@@ -247,7 +247,7 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
             str(arm): own.tolist() for arm, own in run_numbers(steps, metric, how, ["arm", "seed"]).groupby("arm")
         }
         log, bounds = metric in GEOMETRIC, columns.bounds(metric)
-        table[column] = [over_seeds(values.get(arm, []), log, bounds) for arm in arms]
+        table[column] = pd.Series({arm: over_seeds(values.get(arm, []), log, bounds) for arm in arms}, dtype=object)
     return table
 
 
