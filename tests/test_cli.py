@@ -30,6 +30,7 @@ WRONG = {
     "trian.lr=3": "there is no 'trian.lr'",
     "optimizer.lr=3": "optimizer.learning_rate",
     "algorithm=gsop": "did you mean gspo, ",
+    "algorithm=mine": "for your own, set STEADYMOE_PATH",
     "experiment=quick": "did you mean quickstart, ",
     "steps=abc": "`steps` must be a valid integer",
     "steps=0": "`steps`",

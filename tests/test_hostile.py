@@ -136,8 +136,9 @@ def test_an_experiment_is_one_of_those_that_are_there(
 
 def test_a_run_whose_folder_would_be_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overrides, "is_name", lambda _: True)  # whatever else may fail
-    with pytest.raises(compose.ConfigError, match="is not a folder below"):
-        compose.plan(["algorithm=../algorithm/grpo"])
+    for words in (["algorithm=../algorithm/grpo"], ["model=../model/flat"]):
+        with pytest.raises(compose.ConfigError, match="is not a folder below"):
+            compose.plan(words)
 
 
 LISTING = [sys.executable, "-m", "steadymoe.bench.cli", "report", "--list"]

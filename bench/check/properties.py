@@ -362,8 +362,8 @@ def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any
     metrics = {name: values[tokens] if values.ndim else values for name, values in after.metrics.items()}
     if name := _differing(metrics, before.metrics):
         raise CheckFailed(f"{when} other tokens are marked ({name})")
-    if name := _differing(after.numbers, before.numbers):
-        raise CheckFailed(f"{when} the loss reports another {name}; leave padding out of it (batch.mask_BT)")
+    if name := _differing(after.numbers, before.numbers, equal_nan=True):
+        raise CheckFailed(f"{when} the loss reports another {name}")
     if name := _differing(after.state, before.state):
         raise CheckFailed(f"{when} the state differs ({name})")
 
@@ -377,9 +377,9 @@ def _all_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return not _differing(one, other)
 
 
-def _differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
-    """Return a name that only one of two holds, or whose values differ (nan equals nan); "" if there is none."""
+def _differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor], equal_nan: bool = False) -> str:
+    """Return a name that only one of two holds, or whose values differ; "" if there is none."""
     for name in sorted(one.keys() | other.keys()):
-        if name not in one or name not in other or not _close(one[name].double(), other[name].double(), equal_nan=True):
+        if name not in one or name not in other or not _close(one[name].double(), other[name].double(), equal_nan):
             return name
     return ""

@@ -307,6 +307,11 @@ def test_below_ten_seeds_each_staleness_is_compared_with_the_least_at_equal_upda
 _CONFUSED = ("topr", "minirl", "vespo")
 
 
+def test_an_algorithm_of_ones_own_never_has_grpos_colour() -> None:
+    of_users = {looks.of_algorithm(f"mine{number}").colour for number in range(200)}
+    assert of_users == set(looks.COLOURS) - {looks.of_algorithm("grpo").colour}
+
+
 def test_every_shipped_algorithm_has_a_look_of_its_own_in_every_figure() -> None:
     shipped_ones = {name.partition("@")[0] for name in conf.names("algorithm")}
     assert shipped_ones == set(looks.ALGORITHMS), "a new algorithm goes to the end of looks.ALGORITHMS"

@@ -71,9 +71,16 @@ def test_the_second_tasks_numbers_are_those_of_the_runs() -> None:
     rows |= {"grpo_unclipped": "| GRPO without", "cispo": "| CISPO"}
     section = pages[-1].partition("## Does the number carry over?")[2].splitlines()
     scores = {each.loss: each for each in outcomes.scores(standard.recorded())}
+    levels = bearable.levels(archive.load(RULER, "bearable_selection")["steps"])
+    others = [loss for loss in rows if loss != REFERENCE]
+    numbers = [bearable.borne(levels, loss)[0] for loss in others]
+    corrected = holm([number.p for number in numbers if number is not None])
+    decided = {loss for loss, p in zip(others, corrected, strict=True) if is_decided(p, 5)}
     for loss, begins in rows.items():
         (row,) = [line for line in section if line.startswith(begins)]
         cells = [cell.strip().removesuffix(" *") for cell in row.split("|")[2:6]]
+        stars = [cell.strip().endswith(" *") for cell in row.split("|")[2:4]]
+        assert stars == [scores[loss].decided[RATE.name], loss in decided]
         here = [str(scores[loss].borne[RATE.name]), table.loc[loss, "× grpo"]]
         assert cells[:2] == here
         assert [float(cell) for cell in cells[2:]] == pytest.approx(
@@ -116,8 +123,10 @@ def test_the_factors_of_what_losses_bear_are_those_of_the_board() -> None:
 
 def test_levels_at_the_best_rates_are_those_of_the_pages() -> None:
     scores = {each.loss: each for each in outcomes.scores(standard.recorded())}
-    for loss in (REFERENCE, "gspo", "rspo_gspo", "vespo", "dppo", "minirl", "grpo_unclipped"):
-        assert 0.635 <= scores[loss].sampled.mean < 0.685
+    alike = [scores[loss].sampled.mean for loss in (REFERENCE, "gspo", "rspo_gspo", "vespo", "dppo", "minirl")]
+    alike.append(scores["grpo_unclipped"].sampled.mean)
+    assert (round(min(alike), 2), round(max(alike), 2)) == (0.64, 0.68)
+    assert max(alike) - min(alike) < 0.04
     rounded = {"gmpo": 0.70, "topr": 0.74, "cispo": 0.59, "sapo": 0.58}
     assert {loss: round(scores[loss].sampled.mean, 2) for loss in rounded} == rounded
     assert all(f"{level:.2f}" in (ROOT / "README.md").read_text() for level in rounded.values())
@@ -125,9 +134,8 @@ def test_levels_at_the_best_rates_are_those_of_the_pages() -> None:
     table = standard.recorded()
     at = table[(table["dial"] == RATE.name) & (table["value"] == outcomes.best_rate(table, REFERENCE))]
     means = at.groupby("loss")["sampled"].mean()
-    assert means["gspo"] < means[REFERENCE] - 0.02
-    assert means["rspo_gspo"] < means[REFERENCE] - 0.02
-    assert means["gmpo"] > means[REFERENCE]
+    bear_more = [loss for loss, each in scores.items() if each.borne[RATE.name].ratio > 1]  # type: ignore[union-attr]
+    assert {loss for loss in bear_more if means[loss] < means[REFERENCE] - 0.01} == {"gspo", "rspo_gspo"}
 
 
 def test_the_table_of_optimizers_is_that_of_the_runs() -> None:
