@@ -176,8 +176,9 @@ def refuted(board: Path) -> list[str]:
 
 def kind(overrides: Sequence[str]) -> str:
     """Return ``loss`` for an algorithm with GRPO's advantage and nothing around it, else ``recipe``."""
+    one = [f"experiment={RATE.experiment}", "optimizer.learning_rate=1e-4", "seed=0"]
     ours, theirs = (
-        compose.plan([f"experiment={RATE.experiment}", *words], with_parts=False)[0].plain["algorithm"]
+        compose.plan([*one, *words], with_parts=False)[0].plain["algorithm"]
         for words in (overrides, [f"algorithm={REFERENCE}"])
     )
     around = theirs.keys() - {"loss", "advantage"}

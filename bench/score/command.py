@@ -1,6 +1,7 @@
 """``steadymoe score``: parse its arguments, refuse before anything runs; score, submit, verify, or draw the board."""
 
 import argparse
+import functools
 import hashlib
 import shlex
 import sys
@@ -18,7 +19,7 @@ from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once
 from steadymoe.bench.score import board, entry, outcomes, standard
 from steadymoe.bench.score.standard import ANCHORS, DIALS, MOST_TUNED, QUICK, RATE, REFERENCE, VERSION, Dial
-from steadymoe.bench.support import regular_files
+from steadymoe.bench.support import external, regular_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
 
@@ -110,7 +111,13 @@ class Arm:
 
     def runs(self, dial: Dial, rate: float | None = None, more: Sequence[str] = ()) -> list[Run]:
         """Plan the runs of ``words``. Raises ConfigError."""
-        return compose.plan(self.words(dial, rate, more)[1:], multirun=True)
+        return list(_planned(tuple(self.words(dial, rate, more)[1:]), Path.cwd(), external.versions()))
+
+
+@functools.cache
+def _planned(words: tuple[str, ...], where: Path, outside: tuple[tuple[str, int], ...]) -> tuple[Run, ...]:
+    """Plan runs once for each folder ``where`` results are and each state ``outside`` of the user's configs."""
+    return tuple(compose.plan(words, multirun=True))
 
 
 def read(overrides: Sequence[str]) -> Arm:

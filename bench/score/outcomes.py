@@ -42,13 +42,10 @@ class Score:
 
 def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
     """Return the outcomes (``standard.COLUMNS``) of those of ``runs`` that have ended, under the label ``loss``."""
-    results = Path(runs[0].config.results_dir)
-    recorded = archive.load(results, runs[0].config.experiment_name)
     folders = {str(run.folder) for run in runs}
-    if recorded["runs"].empty:
-        return pd.DataFrame(columns=list(COLUMNS))
-    ours = recorded["runs"][recorded["runs"]["folder"].map(lambda folder: str(Path(folder).absolute()) in folders)]
-    return of_steps(recorded["steps"].merge(ours[["arm", "seed"]], on=["arm", "seed"]), dial, loss)
+    ended = archive.ended_runs(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
+    ours = ended[ended["folder"].map(lambda folder: str(Path(folder).absolute()) in folders).astype(bool)]
+    return of_steps(archive.steps(ours), dial, loss) if len(ours) else pd.DataFrame(columns=list(COLUMNS))
 
 
 def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
