@@ -14,6 +14,8 @@ from steadymoe.bench.support.text import visible
 
 # The statuses of runs that their command can still make.
 _TO_DO = ("failed", "interrupted", "missing", "damaged")
+# What people read for it.
+_SHOWN = {"missing": "not started"}
 
 
 def main(words: list[str]) -> int:
@@ -65,7 +67,7 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
     stale = {run: found.stale for run, found in differences.items() if found.stale is not None}
     unknown = Counter(found.unknown for run, found in differences.items() if found.unknown and run not in stale)
     counts = Counter(state.status for state in states.values())
-    summary = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
+    summary = [f"{counts[name]} {_SHOWN.get(name, name)}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
     lines = [f"{visible(folder.name)}: " + ", ".join(summary)]
     to_do = [str(run.relative_to(folder)) for run, state in states.items() if state.status in _TO_DO]
     of_several = {sweep: n for sweep, n in Counter(plan[name] for name in to_do if name in plan).items() if n > 1}
@@ -75,9 +77,11 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
     for run, state in states.items():
         where, facts = visible(run.relative_to(folder.parent)), state.facts
         command = facts.get("command") or plan.get(str(run.relative_to(folder)))
+        if state.status == "missing" and command in of_several:
+            continue  # counted, and made by the command above
         if state.status in _TO_DO:
             why = f" ({visible(state.damage)})" if state.damage is not None else ""
-            lines.append(f"  {state.status}: {where}{why}")
+            lines.append(f"  {_SHOWN.get(state.status, state.status)}: {where}{why}")
             if state.status == "failed":
                 lines += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
             if command is not None and command not in of_several:  # it stands above already

@@ -21,6 +21,8 @@ VERSION = "steadymoe-2"
 REFERENCE = bearable.REFERENCE
 # Losses that run on the scorer's machine too, so that ratios are of the same cold starts.
 ANCHORS = (REFERENCE, "gspo")
+# Further seeds of the rate's dial, on which the recorded losses ran again: do the numbers repeat?
+REPEATED = range(10, 15)
 # A first look: one dial, fewer rates and seeds.
 QUICK = ("optimizer.learning_rate=1e-4,2e-4,4e-4", "seed=0,1,2")
 # Numbers of a loss's own that may be tuned.
@@ -68,7 +70,7 @@ def recorded(folder: Path = FOLDER) -> pd.DataFrame:
 def made(folder: Path = FOLDER) -> dict[str, Any]:
     """Return what is known of the recorded runs: hashes of GRPO's by dial and value, minutes, machine, date.
 
-    ``also``: loss → machine and date of a loss whose runs were made elsewhere.
+    ``also``: what was made elsewhere → machine and date. It is a loss, a loss's dial, or the repetition.
     """
     return dict(json.loads((folder / MADE).read_text()))
 

@@ -205,6 +205,7 @@ def test_a_run_resumes_to_the_bit_and_exports_its_own_columns(mine: Path, monkey
     kept = archive.load(mine.parent / "kept", experiment)["steps"]
     assert kept[kept["metric"] == "own/moved"]["value"].tolist() == steps["own/moved"].tolist()
     report_page.make(Path(results), formats=["svg"])
+    assert (mine.parent / "whole" / "figures" / f"{experiment}-fig18-own_numbers.svg").is_file()
 
 
 def test_a_number_that_only_some_updates_report_is_null_elsewhere(

@@ -93,6 +93,10 @@ def _has_one_model(steps: pd.DataFrame) -> str | None:
     return None if steps["model"].nunique() == 1 else "runs of one model alone, at several depths"
 
 
+def _has_own(steps: pd.DataFrame) -> str | None:
+    return None if curves.own_metrics(steps) else "runs of a loss or a metric that reports numbers of its own"
+
+
 def _has_twins(steps: pd.DataFrame) -> str | None:
     return None if (steps["experts"] > 0).nunique() == 2 else "runs of a model with experts and of one without"
 
@@ -132,6 +136,7 @@ _LIST = [
                varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),
     FigureSpec("fig16", "tail", routing.tail, "routers", records=_TOP, takes=("steps", "tails")),
     FigureSpec("fig17", "bearable", bearable.drawn, "bearable", rule=bearable.lacks),
+    FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own),
 ]
 # fmt: on
 # By id, in the order of the paper.
