@@ -46,7 +46,7 @@ def rows(folder: Path) -> pd.DataFrame:
 def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(tmp_path: Path) -> None:
     found = entry.read(write(tmp_path))
     shown = rows(tmp_path).set_index("loss")
-    assert shown.loc["mine", "numbers"] == "own numbers"
+    assert shown.loc["mine", "numbers"].startswith("own numbers")
     (mine, *_) = outcomes.scores(found.outcomes())
     assert shown.loc["mine", "rate × grpo"].split()[0] == f"{mine.borne['rate'].ratio:.2f}"
     verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "", "label": "with state"}}
@@ -55,7 +55,7 @@ def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(
     lower = numbers().assign(sampled=lambda table: table["sampled"] - 0.2 * (table["value"] > 2e-4))
     lower.to_csv(tmp_path / "verified" / f"{found.digest}.csv", index=False)
     again = rows(tmp_path).set_index("loss")
-    assert again.loc["mine", "numbers"] == "verified at 1a2b3c4, with state"
+    assert again.loc["mine", "numbers"].startswith("verified at 1a2b3c4, with state")
     assert again.loc["mine", "rate × grpo"] != shown.loc["mine", "rate × grpo"]
     assert again.loc["mine", "kind"] == "loss"  # its YAML has GRPO's advantage
     # A rerun that found a problem, with outcomes or without, leaves no row, and the others stay.
@@ -68,7 +68,7 @@ def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(
     assert "Not verified: mine, check refuses it." in (tmp_path / "board.md").read_text()
     # Another loss under the same name was not verified.
     (tmp_path / "mine" / "conf" / "algorithm" / "mine.yaml").write_text(GRPO + "# changed\n")
-    assert rows(tmp_path).set_index("loss").loc["mine", "numbers"] == "own numbers"
+    assert rows(tmp_path).set_index("loss").loc["mine", "numbers"].startswith("own numbers")
 
 
 def test_the_history_has_each_loss_that_was_ahead_of_all_before_it(tmp_path: Path) -> None:

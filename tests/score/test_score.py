@@ -99,8 +99,9 @@ def test_grpo_was_recorded_with_todays_settings_on_every_dial() -> None:
         values = {f"{standard.value_of(dial, run):g}" for run in planned}
         assert values <= hashes[dial.name].keys()
         ours = table[(table["dial"] == dial.name) & (table["loss"] == REFERENCE)]
-        assert set(ours["seed"]) == {run.config.seed for run in planned}
-        assert (ours.groupby("value").size() == 5).all()
+        again = set(standard.REPEATED) if dial == RATE else set()
+        assert set(ours["seed"]) == {run.config.seed for run in planned} | again
+        assert (ours.groupby("value").size() == (10 if again else 5)).all()
 
 
 @pytest.mark.parametrize("dial", DIALS, ids=lambda dial: dial.name)
@@ -216,13 +217,14 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def test_recording_keeps_what_was_recorded_elsewhere(small: Path) -> None:
-    """A loss that runs later joins the table with facts of its own; one that runs again replaces its rows."""
+def test_recording_keeps_what_was_recorded_elsewhere(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that runs later joins the table with facts of its own, as further seeds do; a repeated run is replaced."""
     to, rate = small / "standard", standard.RATE
+    monkeypatch.setattr(recorded, "REPEATED", range(8, 9))
 
-    def after(loss: str) -> tuple[pd.DataFrame, dict[str, Any]]:
-        results = small / loss
-        common = [f"experiment={rate.experiment}", *rate.overrides, f"results_dir={results}"]
+    def after(loss: str, seeds: str = "0,1") -> tuple[pd.DataFrame, dict[str, Any]]:
+        results = small / f"{loss}-{seeds[0]}"
+        common = [f"experiment={rate.experiment}", *rate.overrides, f"results_dir={results}", f"seed={seeds}"]
         for run in compose.plan([*common, f"algorithm={loss}"], multirun=True):
             assert make_one(run) in record.ENDED
         recorded.record(results, to)
@@ -238,11 +240,15 @@ def test_recording_keeps_what_was_recorded_elsewhere(small: Path) -> None:
     again, facts = after("grpo")
     assert again.equals(both)
     assert facts["also"].keys() == {"topr"}
+    more, facts = after("grpo", "8")
+    assert more[more["seed"] != 8].reset_index(drop=True).equals(both)
+    assert len(more) == len(both) + 2
+    assert facts["also"].keys() == {"topr", "seeds 8 to 8"}
     (to / standard.MADE).write_text(
         json.dumps(facts | {"hashes": {"rate": dict.fromkeys(facts["hashes"]["rate"], "0")}})
     )
     with pytest.raises(ConfigError, match="has other numbers"):
-        recorded.record(small / "grpo", to)
+        recorded.record(small / "grpo-0", to)
 
 
 def times(folder: Path) -> dict[Path, float]:
@@ -276,7 +282,7 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     assert (code, err) == (0, "")
     found = entry.read(Path("boards/same"))
     assert found.files == ["conf/algorithm/same.yaml"]
-    assert "own numbers" in board.rows(board.standings(Path("boards")))["numbers"].tolist()
+    assert "own numbers, n = 2" in board.rows(board.standings(Path("boards")))["numbers"].tolist()
     assert score("algorithm=same", "--submit", "boards/same", "--paper", "none")[2].startswith("steadymoe: boards/same")
 
     monkeypatch.setattr(rerun, "_SEEDS", 2)
@@ -290,7 +296,7 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     assert same == grpo
     assert set(rerun_numbers["seed"]) == set(rerun.seeds("1a2b3c4d"))
     shown = board.rows(board.standings(Path("boards"))).set_index("loss")
-    assert shown.loc["same", "numbers"] == "verified at 1a2b3c4"
+    assert shown.loc["same", "numbers"] == "verified at 1a2b3c4, n = 2"
     assert score("--board", "boards")[0] == 0
     assert "same" in Path("boards/board.md").read_text()
 
