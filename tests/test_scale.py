@@ -122,18 +122,18 @@ def test_labels_of_paths_take_one_look_at_each_path(calls: Calls) -> None:
 
 
 def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 7)
-    runs = archive.ended_runs(results[MANY], "many")
+    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 4)
+    runs = archive.ended_runs(results[FEW], "many")
     pieces = list(archive.tidy(runs))
     assert len({str(piece.dtypes.to_dict()) for piece in pieces}) == 1
-    assert max(len(piece[["arm", "seed"]].drop_duplicates()) for piece in pieces) == 7
-    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", MANY)
+    assert max(len(piece[["arm", "seed"]].drop_duplicates()) for piece in pieces) == 4
+    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", FEW)
     whole = pd.concat(archive.tidy(runs), ignore_index=True)
     pd.testing.assert_frame_equal(pd.concat(pieces, ignore_index=True), whole)
-    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 7)
-    exported = pd.read_parquet(report_page.export(results[MANY], "many", "parquet"))
+    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 4)
+    exported = pd.read_parquet(report_page.export(results[FEW], "many", "parquet"))
     pd.testing.assert_frame_equal(exported, whole)
-    text = pd.read_csv(report_page.export(results[MANY], "many", "csv"), float_precision="round_trip")
+    text = pd.read_csv(report_page.export(results[FEW], "many", "csv"), float_precision="round_trip")
     assert text["value"].tolist() == whole["value"].tolist()
 
 

@@ -386,6 +386,7 @@ def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(
     assert capsys.readouterr().err.count("the cold start begins again, because") == 1
 
 
+@pytest.mark.check
 def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

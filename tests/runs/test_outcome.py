@@ -110,7 +110,7 @@ def test_the_end_of_a_run_says_what_was_silent_what_diverged_and_where_a_users_l
     assert told in (losses / "results" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.check)])
 def test_a_loss_that_ends_the_process_fails_its_run_and_no_other(
     launcher: str, losses: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
