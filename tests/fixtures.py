@@ -24,6 +24,9 @@ from steadymoe.bench.runs import launch
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 
+# The algorithms that `make test` trains; `make check` trains all.
+CORE_SIX = ("grpo", "gspo", "dapo", "cispo", "minirl", "dppo")
+
 SHIFT = int(os.environ.get("STEADYMOE_TEST_SEED", "0"))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import hydra
 import pytest
 import yaml
+from fixtures import CORE_SIX
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,6 +22,7 @@ SHORT = [
     "steps=2",
     "evaluation.every=1",
     "evaluation.prompts=4",
+    "evaluation.pass_k=0",
     "probe.responses=2",
     "cold_start.accuracy_low=0",
     "cold_start.accuracy_high=1",
@@ -48,8 +50,8 @@ def run_of(words: list[str], waits: bool) -> Any:
 
 
 def trained_algorithms() -> list[Any]:
-    """Every algorithm; presets wait, since they are other numbers of a class that runs."""
-    return [run_of([*with_needed(name), "model=micro"], waits="@" in name) for name in conf.names("algorithm")]
+    """Every algorithm; all but the core six wait, since each loss is called in tests of its own."""
+    return [run_of([*with_needed(name), "model=micro"], waits=name not in CORE_SIX) for name in conf.names("algorithm")]
 
 
 def trained_models() -> list[Any]:

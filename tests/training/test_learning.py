@@ -4,13 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+from fixtures import CORE_SIX
 
 from steadymoe import algorithms
 from steadymoe.bench.report import archive, tables, write
 from steadymoe.bench.runs import compose, execute, record
 from steadymoe.bench.statistics import estimates
-
-CORE_SIX = ("grpo", "gspo", "dapo", "cispo", "minirl", "dppo")
 
 
 @pytest.fixture(scope="module")
