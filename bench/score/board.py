@@ -39,12 +39,13 @@ CAPTION = (
     f"one rollout, at four times the best rate of {REFERENCE}, where old rollouts do harm. Mismatch: noise on the "
     "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
     "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). n: seeds on the "
-    "dial of the rate; the other two have five. Sampled and greedy: accuracy at the best rate, on the seeds that "
-    "chose it and therefore biased upwards; not ranked. Headroom: the two factors of the rate's number, how much "
-    "higher the rate is that is best for the loss (the top of a parabola through its highest level and both "
-    "neighbours), and how far beyond its best rate it goes; smaller steps at every rate raise the first alone. –: a "
-    f"best rate is at an end of the grid, or the line is never left. A loss has the advantage of {REFERENCE}; a recipe "
-    "has another, or corrections. With state: a loss that remembers other batches, so that it can hide a schedule."
+    "dial of the rate; the other two have five. Sampled and greedy: accuracy at the best rate, on the seeds that all "
+    "losses share, which also chose the rate, so that it is biased upwards; not ranked. Headroom: the two factors of "
+    "the rate's number, how much higher the rate is that is best for the loss (the top of a parabola through its "
+    "highest level and both neighbours), and how far beyond its best rate it goes; smaller steps at every rate raise "
+    "the first alone. –: a best rate is at an end of the grid, or the line is never left. A loss has the advantage of "
+    f"{REFERENCE}; a recipe has another, or corrections. With state: a loss that remembers other batches, so that it "
+    "can hide a schedule."
 )
 
 
@@ -132,7 +133,7 @@ def rows(found: Sequence[Standing]) -> pd.DataFrame:
     """Return a row for each loss: kind, three numbers, level, whose numbers they are, seeds on the rate's dial."""
     table = outcomes.table([each.score for each in found]).drop(columns="best rate")
     table.insert(1, "kind", [each.kind for each in found])
-    return table.assign(numbers=[f"{visible(each.numbers)}, n = {each.score.sampled.n}" for each in found])
+    return table.assign(numbers=[f"{visible(each.numbers)}, n = {each.score.seeds}" for each in found])
 
 
 def headroom(found: Sequence[Standing]) -> pd.DataFrame:

@@ -30,7 +30,13 @@ class Score:
     best_rate: float
     sampled: Estimate
     greedy: Estimate
-    """At the best rate, the highest of several, and so biased upwards; with the seeds of the rate's dial."""
+    """At the best rate, the highest of several, and so biased upwards; on the seeds that all losses have there."""
+
+    @property
+    def seeds(self) -> int:
+        """Return the number of seeds behind the number of the rate's dial."""
+        number = self.borne.get(RATE.name)
+        return self.sampled.n if number is None else number.n
 
     def text(self, dial: Dial) -> str:
         """Return the number with its interval, and a star if it is decided."""
@@ -100,13 +106,20 @@ def scores(outcomes: pd.DataFrame) -> list[Score]:
         for loss, number in numbers.items():
             borne[loss][dial.name] = number
             decided[loss][dial.name] = loss in corrected and is_decided(corrected[loss], known[loss].n)
-    found = []
+    found, of_rate = [], _on_shared_seeds(outcomes)
     for loss in losses:
         rate = best_rate(outcomes, loss)
-        ours = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == loss) & (outcomes["value"] == rate)]
+        ours = of_rate[(of_rate["loss"] == loss) & (of_rate["value"] == rate)]
         ends = (over_seeds(ours[name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
         found.append(Score(loss, borne[loss], decided[loss], rate, *ends))
     return sorted(found, key=lambda each: -bearable.order(each.borne.get(RATE.name)))
+
+
+def _on_shared_seeds(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """Return the outcomes of the rate's dial on the seeds of every loss: only there levels are of the same starts."""
+    of_rate = outcomes[outcomes["dial"] == RATE.name]
+    seeds = of_rate.groupby("loss")["seed"].agg(set)
+    return of_rate[of_rate["seed"].isin(set.intersection(*seeds))]
 
 
 def smallest(number: Bearable, losses: int) -> float:
@@ -133,9 +146,9 @@ def table(found: Sequence[Score]) -> pd.DataFrame:
 
 
 def start(outcomes: pd.DataFrame) -> tuple[Estimate, Estimate]:
-    """Return the accuracy of the frozen policy, the cold start: sampled and greedy, over the seeds of the rate."""
-    of_rate = outcomes[outcomes["dial"] == RATE.name].groupby("seed")[["start", "start_greedy"]].first()
-    sampled, greedy = (over_seeds(of_rate[name].dropna().tolist(), bounds=(0, 1)) for name in of_rate)
+    """Return the accuracy of the frozen policy, the cold start: sampled and greedy, on the seeds of the levels."""
+    starts = _on_shared_seeds(outcomes).groupby("seed")[["start", "start_greedy"]].first()
+    sampled, greedy = (over_seeds(starts[name].dropna().tolist(), bounds=(0, 1)) for name in starts)
     return sampled, greedy
 
 

@@ -58,6 +58,17 @@ def test_a_score_has_a_number_for_each_dial_and_the_first_bears_most() -> None:
     assert rows["rate × grpo"].str.endswith(" *").tolist() == [True, False, True]
 
 
+def test_levels_are_of_the_seeds_that_all_losses_share_and_ratios_of_all_seeds() -> None:
+    found = made({"grpo": 0.0, "gspo": 1.0}, seeds=8)
+    fewer = found[(found["loss"] == "grpo") | (found["seed"] < 5)]
+    changed = fewer.assign(sampled=fewer["sampled"].where(fewer["seed"] < 5, 0.5 * fewer["sampled"]))
+    (gspo, grpo), (few, same) = outcomes.scores(changed), outcomes.scores(fewer[fewer["seed"] < 5])
+    assert grpo.sampled == same.sampled
+    assert (grpo.seeds, gspo.seeds) == (8, 5)
+    assert str(gspo.borne["rate"]) == str(few.borne["rate"])
+    assert outcomes.start(changed)[0].n == 5
+
+
 def test_a_dial_that_did_not_run_and_one_without_a_line_are_not_a_number() -> None:
     (first, _) = outcomes.scores(made({"grpo": 0.0, "gspo": 1.0}))
     assert first.text(STALENESS) == "not run"
