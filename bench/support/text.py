@@ -25,7 +25,10 @@ _MAX_LINES = 20
 
 def visible(text: Any) -> str:
     """``text`` in one line; a character that does not print (a newline, an escape) appears as Python escapes it."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
+    text = str(text)
+    if text.isprintable():  # nearly always, and ten times as fast
+        return text
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def nearest(name: str, known: Sequence[str], where: str) -> str:

@@ -269,6 +269,7 @@ def times(folder: Path) -> dict[Path, float]:
 def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     """GRPO under another name scores as GRPO does; again nothing runs; its entry is read, verified and on the board."""
     monkeypatch.setattr(command.check, "check", lambda overrides: 0)
+    monkeypatch.setattr(command, "ANCHORS", (REFERENCE,))
     code, out, err = score("algorithm=same")
     assert code == 0, err
     folder = Path("results/scores/steadymoe-2/same")
@@ -276,10 +277,10 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     for dial in ("rate", "staleness", "mismatch"):
         ours = {
             loss: table[(table["dial"] == dial) & (table["loss"] == loss)].sort_values(["value", "seed"])["sampled"]
-            for loss in ("same", "grpo", "gspo")
+            for loss in ("same", "grpo")
         }
         assert ours["same"].tolist() == ours["grpo"].tolist()
-        assert len(ours["same"]) == len(ours["gspo"]) >= 4
+        assert len(ours["same"]) >= 4
     assert {"score.html", "profile.png"} <= {path.name for path in folder.iterdir()}
     assert "same" in out
     before = times(small / "results" / "runs")
