@@ -29,6 +29,9 @@ loops over scalars, and losses with what other trainers compute.
 authors or of a trainer. *reconstruction*: in neither; the loss follows an abstract, a digest or someone else's \
 re-implementation, and may differ from the paper.
 """
+_PRESETS = """A preset is an algorithm with one trainer's numbers; [conf/algorithm.yaml](../conf/algorithm.yaml) has its \
+version and flags. How each differs from the paper (`ipo` from today's default):
+"""
 _CHOICES = """The other names, with the first sentence of their YAML in `conf/`. Names of `model` and `routing` are in \
 [models.md](models.md), of `engine` in [engines.md](engines.md#the-axis-engine), settings that take a value in \
 [commands.md](commands.md#settings).
@@ -57,16 +60,12 @@ def algorithms_page() -> str:
         lines += [_row(name, first=_module(name) not in described)]
         described.add(_module(name))
     lines += ["", "## The same algorithms in other trainers", ""]
-    lines += [
-        "A preset is an algorithm with one trainer's numbers; [conf/algorithm.yaml](../conf/algorithm.yaml) has its"
-    ]
-    lines[-1] += " version and flags. How each differs from the paper (`ipo` from today's default):"
-    lines += [""]
+    lines += [_PRESETS]
     for name in names(presets=True):
         if "@" in name:
             source, _, difference = summary("algorithm", name).partition(" Differs from ")
-            needs = ["Needs " + part.partition("it needs ")[2] for part in [source] if "it needs " in part]
-            lines += [" ".join([f"- `{name}`: {difference.partition(': ')[2]}", *needs])]
+            needs = source.partition("it needs ")[2]
+            lines += [f"- `{name}`: {difference.partition(': ')[2]}" + (f" Needs {needs}" if needs else "")]
     return "\n".join([*lines, "", *_choices()])
 
 
