@@ -29,8 +29,8 @@ loops over scalars, and losses with what other trainers compute.
 authors or of a trainer. *reconstruction*: in neither; the loss follows an abstract, a digest or someone else's \
 re-implementation, and may differ from the paper.
 """
-_PRESETS = """A preset is an algorithm with one trainer's numbers; [conf/algorithm.yaml](../conf/algorithm.yaml) has its \
-version and flags. How each differs from the paper (`ipo` from today's default):
+_PRESETS = """A preset is an algorithm with one trainer's numbers; [conf/algorithm.yaml](../conf/algorithm.yaml) has \
+its version and flags. How each differs from the paper (`ipo` from today's default):
 """
 _CHOICES = """The other names, with the first sentence of their YAML in `conf/`. Names of `model` and `routing` are in \
 [models.md](models.md), of `engine` in [engines.md](engines.md#the-axis-engine), settings that take a value in \
