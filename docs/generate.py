@@ -10,6 +10,7 @@ from pathlib import Path
 
 from steadymoe import conf
 from steadymoe.algorithms import RatioLoss, load, names, provenance
+from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.training import columns
 
 DOCS = Path(__file__).parent
@@ -47,7 +48,7 @@ _GROUPS = {
     "their names; those of an experiment replace the optimizer's own.",
     "model": "",
     "task": "`task=chain`: prompts, and the score of a response.",
-    "experiment": "`experiment=quickstart`: a sweep saved as a file. The YAML says more.",
+    "experiment": "`experiment=stale`: a saved sweep. Those that draw a figure are in [figures.md](figures.md).",
 }
 
 
@@ -72,10 +73,12 @@ def algorithms_page() -> str:
 def _choices() -> list[str]:
     """Return a list for each config group but algorithms, which have their table above."""
     lines = ["## Other choices", "", _CHOICES]
+    elsewhere = {figure.experiment for figure in FIGURES.values()}
     for group, usage in _GROUPS.items():
         if usage:
             lines += [f"### {group.capitalize()}", "", usage, ""]
-            lines += [*(f"- `{name}`: {summary(group, name)}" for name in conf.names(group)), ""]
+            listed = [name for name in conf.names(group) if group != "experiment" or name not in elsewhere]
+            lines += [*(f"- `{name}`: {summary(group, name)}" for name in listed), ""]
     return lines
 
 
