@@ -11,11 +11,12 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from steadymoe import conf
 from steadymoe.bench.report import paper, write
 from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.report.figures.style import DataFigure
@@ -182,14 +183,18 @@ def kind(overrides: Sequence[str]) -> str:
         compose.plan([*one, *words], with_parts=False)[0].plain["algorithm"]
         for words in (overrides, [f"algorithm={REFERENCE}"])
     )
-    around = theirs.keys() - {"loss", "advantage"}
-    same = ours["advantage"]["_target_"] == theirs["advantage"]["_target_"]
-    return "loss" if same and all(ours[key] == theirs[key] for key in around) else "recipe"
+    return _kind(ours, theirs)
 
 
-@functools.cache
 def _shipped_kind(loss: str) -> str:
-    return kind([f"algorithm={loss}"])
+    """Return ``kind`` of a shipped algorithm without composing it."""
+    return _kind(conf.read("algorithm", loss), conf.read("algorithm", REFERENCE))
+
+
+def _kind(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    around = (ours.keys() | theirs.keys()) - {"loss", "advantage"}
+    same = ours["advantage"]["_target_"] == theirs["advantage"]["_target_"]
+    return "loss" if same and all(ours.get(key) == theirs.get(key) for key in around) else "recipe"
 
 
 def write_board(board: Path) -> list[Path]:

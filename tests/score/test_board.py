@@ -197,3 +197,8 @@ def test_the_board_ranks_by_the_ratio_to_grpo_on_the_same_machine(tmp_path: Path
 def test_advantages_and_filters_of_their_own_make_a_recipe() -> None:
     kinds = {name: board.kind([f"algorithm={name}"]) for name in ("grpo", "gspo", "topr", "dppo")}
     assert kinds == {"grpo": "loss", "gspo": "loss", "topr": "recipe", "dppo": "recipe"}
+
+
+@pytest.mark.parametrize("name", ["grpo", "gmpo", "vespo", "dppo", "dapo"])
+def test_a_shipped_losss_kind_is_that_of_its_composed_config(name: str) -> None:
+    assert board._shipped_kind(name) == board.kind([f"algorithm={name}"])
