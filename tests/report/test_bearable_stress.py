@@ -93,7 +93,9 @@ def test_the_figure_notes_curves_line_and_crossings() -> None:
     (spec,) = find(["bearable"])
     runs = sweep()
     assert spec.lacks({"steps": runs}) is None
-    numbers = spec.figure({"steps": runs}).numbers
+    figure = spec.figure({"steps": runs})
+    assert len({axis.get_ylim() for axis in figure.axes}) == 1, "sampled and greedy are compared by height"
+    numbers = figure.numbers
     curve = numbers[(numbers["series"] == "gspo") & (numbers["panel"] == "held-out accuracy")]
     assert curve["x"].tolist() == list(RATES)
     assert curve["n"].tolist() == [5] * 4

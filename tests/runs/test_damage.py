@@ -149,7 +149,7 @@ def test_a_plan_that_cannot_be_read_is_told_and_written_anew(content: str, finis
     lifecycle.add_to_plan([planned(tmp_path, "steps=2"), planned(tmp_path, "steps=2", "seed=1")])
     assert len(lifecycle.planned(plan.parent)[0]) == 2
     assert plan.with_name("plan.json.damaged").read_text() == content
-    assert status.lines(tmp_path)[0].startswith("default: 1 finished, 1 missing")
+    assert status.lines(tmp_path)[0].startswith("default: 1 finished, 1 not started")
 
 
 def test_a_plan_names_no_folder_outside_its_experiment(finished: Path, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_plan_names_no_folder_outside_its_experiment(finished: Path, tmp_path:
         tmp_path / "runs" / "default" / "plan.json", {"../../up": "a", "/etc": "b", "here/seed=3": "c"}
     )
     assert list(lifecycle.planned(tmp_path / "runs" / "default")[0]) == ["here/seed=3"]
-    assert "1 missing" in status.lines(tmp_path)[0]
+    assert "1 not started" in status.lines(tmp_path)[0]
 
 
 def interrupted(results: Path) -> compose.Run:

@@ -125,7 +125,7 @@ def test_status_has_the_one_command_that_resumes_a_sweep(
     assert steadymoe(monkeypatch, "run", *words) == 1
     capfd.readouterr()
     command = shlex.join(["steadymoe", "run", "-m", *(word for word in words if word != "-m")])
-    assert status.lines(tmp_path)[:2] == ["small: 4 missing", f"  resume all 4: {command}"]
+    assert status.lines(tmp_path)[:2] == ["small: 4 not started", f"  resume all 4: {command}"]
     again = compose.plan(shlex.split(command)[3:], multirun=True)
     execute.execute(again[0])
     assert status.lines(tmp_path)[:2] == ["small: 1 finished, 3 not started", f"  resume all 3: {command}"]
