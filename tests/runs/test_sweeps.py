@@ -68,9 +68,8 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
     (experiment,) = (tmp_path / "runs").iterdir()
     told = "\n".join(status.lines(tmp_path))
     assert set(status.states_of(experiment)) == {each.folder for each in runs}
-    for each in runs:
-        if record.status(each.folder) == "missing":
-            assert each.command in told
+    left = [each for each in runs if record.status(each.folder) != "finished"]
+    assert ("  resume all" in told) is (len(left) > 1)
     second = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     said, _ = second.communicate(timeout=400)
     assert second.returncode == 0, said

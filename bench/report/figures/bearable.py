@@ -185,15 +185,20 @@ def _figure(panels: Sequence[_Panel], across: int, lines: Mapping[str, looks.Loo
     rows = len(panels) // across
     counts = [panel.runs.groupby(["line", "dial"])["seed"].nunique() for panel in panels]
     with style.figure_style():
-        width = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS
-        figure, axes = style.panels(rows, across, 2.0 * rows + 0.3, width, sharey=True)
-        for place, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
-            _draw(axis, panel, lines)
-            axis.set_title(panel.title)
-            is_labelled = place % across == 0 or panel.outcome != panels[place - 1].outcome
-            axis.set_ylabel(columns.label(_OUTCOMES[panel.outcome]) if is_labelled else "")
-            axis.set_xlabel(panel.dial if place >= len(panels) - across else "")
-            style.ticks_at(axis, panel.runs["dial"], log=panel.runs["dial"].min() > 0)
+        width, groups = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS, looks.groups(lines)
+        if len(groups) > 1:
+            figure, blocks = style.blocks(len(groups), across, 2.0, rows, sharey=True)
+        else:
+            figure, axes = style.panels(rows, across, 2.0 * rows + 0.3, width, sharey=True)
+            blocks = [axes]
+        for axes, group in zip(blocks, groups, strict=True):
+            for place, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
+                _draw(axis, panel, group)
+                axis.set_title(panel.title)
+                is_labelled = place % across == 0 or panel.outcome != panels[place - 1].outcome
+                axis.set_ylabel(columns.label(_OUTCOMES[panel.outcome]) if is_labelled else "")
+                axis.set_xlabel(panel.dial if place >= len(panels) - across else "")
+                style.ticks_at(axis, panel.runs["dial"], log=panel.runs["dial"].min() > 0)
         text = (
             f"Mean over seeds, n = {style.span(pd.concat(counts).tolist())}, with a nominal 95 % interval; dotted: the "
             f"start; dashed: the line, the start plus {SHARE:.0%} {gain}; ticks below: where each loss first falls "
@@ -203,9 +208,9 @@ def _figure(panels: Sequence[_Panel], across: int, lines: Mapping[str, looks.Loo
 
 
 def _draw(axis: Axes, panel: _Panel, lines: Mapping[str, looks.Look]) -> None:
-    """Draw the curves of a panel; of sampled accuracy the line and its crossings, too."""
+    """Draw the curves ``lines`` of a panel; of sampled accuracy the line and its crossings, too."""
     ours, label = panel.runs, panel.called or columns.label(_OUTCOMES[panel.outcome])
-    names = list(dict.fromkeys(ours["line"]))
+    names = [name for name in dict.fromkeys(ours["line"]) if name in lines]
     for place, name in enumerate(names):
         groups = ours[ours["line"] == name].groupby("dial")[panel.outcome]
         found = [{"x": x} | vars(over_seeds(each.dropna().tolist(), bounds=(0, 1))) for x, each in groups]
