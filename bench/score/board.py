@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe import conf
+from steadymoe.algorithms import registry
 from steadymoe.bench.report import paper, write
 from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.report.figures.style import DataFigure
@@ -41,7 +42,7 @@ CAPTION = (
     "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
     "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). n: seeds on the "
     "dial of the rate; the other two have five. Sampled and greedy: accuracy at the best rate, on the seeds that all "
-    "losses share, which also chose the rate, so that it is biased upwards; not ranked. Headroom: the two factors of "
+    "losses share, which helped to choose the rate and so bias it upwards; not ranked. Headroom: the two factors of "
     "the rate's number, how much higher the rate is that is best for the loss (the top of a parabola through its "
     "highest level and both neighbours), and how far beyond its best rate it goes; smaller steps at every rate raise "
     "the first alone. –: a best rate is at an end of the grid, or the line is never left. A loss has the advantage of "
@@ -203,8 +204,13 @@ def write_board(board: Path) -> list[Path]:
     table = rows(found)
     sampled, greedy = outcomes.start(known)
     made = [f"Recorded on {facts['machine']}, {facts['date']}"]
-    made += [f"{loss} on {elsewhere['machine']}, {elsewhere['date']}" for loss, elsewhere in facts["also"].items()]
+    losses = set(known["loss"])
+    for what, elsewhere in facts["also"].items():
+        unpaired = f", from other cold starts than {REFERENCE}'s and so unpaired" if what in losses else ""
+        made.append(f"{what} on {elsewhere['machine']}, {elsewhere['date']}{unpaired}")
     lines = [f"Without training: {sampled} sampled, {greedy} greedy. {'; '.join(made)}."]
+    if unread := sorted(loss for loss in losses if registry.provenance(loss) == "reconstruction"):
+        lines.append(f"Reconstructions, which may differ from their papers: {', '.join(unread)}.")
     lines += refuted(board)
     groups = {"Losses": table[table["kind"] == "loss"], "Recipes": table[table["kind"] == "recipe"]}
     groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}

@@ -23,7 +23,8 @@ def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
     """Write outcomes and facts of the runs below ``results`` to the folder ``to``; return the paths.
 
     A loss counts on a dial if all runs that the standard plans there have ended; of mismatch those at its best rate. On
-    the dial of the rate, all runs on the seeds of ``standard.REPEATED`` count as well.
+    the dial of the rate, all runs on the seeds of ``standard.REPEATED`` count as well; on the others GRPO's must be
+    there too.
     Raises ConfigError if ``to`` holds what was recorded with other settings.
     """
     is_first = not (to / standard.OUTCOMES).exists()
@@ -37,6 +38,8 @@ def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
         recorded = archive.load(results, dial.experiment)
         for seeds in [{run.config.seed for run in planned}, *([set(REPEATED)] if dial == RATE else [])]:
             runs = recorded["runs"][recorded["runs"]["seed"].isin(seeds)]
+            if dial != RATE and REFERENCE not in set(runs["algorithm"]):
+                continue  # seeds would not be paired: another processor makes other cold starts
             for loss, steps in recorded["steps"].groupby("algorithm", sort=False, observed=True):
                 ours = outcomes.of_steps(steps[steps["seed"].isin(seeds)], dial, str(loss))
                 if dial.at_best_rate and str(loss) in set(found["loss"]):
@@ -72,12 +75,13 @@ def _note(made: dict[str, Any], dial: Dial, runs: pd.DataFrame, loss: str) -> No
     if loss == REFERENCE:
         values = ours[dial.column].astype(float).map("{:g}".format)
         made["hashes"][dial.name] = dict(zip(values, ours["config_without_seed"], strict=True))
-    name = loss if dial == RATE else f"{loss}'s {dial.name}"
-    made["also"].pop(name, None)
-    if loss == REFERENCE and dial == RATE:
+    if dial != RATE:
+        return
+    made["also"].pop(loss, None)
+    if loss == REFERENCE:
         made |= {"minutes": round(float(runs["wall_seconds"].median()) / 60, 2)} | facts
     elif REFERENCE not in set(runs["algorithm"]):
-        made["also"][name] = facts
+        made["also"][loss] = facts
 
 
 if __name__ == "__main__":

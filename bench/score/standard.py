@@ -70,7 +70,7 @@ def recorded(folder: Path = FOLDER) -> pd.DataFrame:
 def made(folder: Path = FOLDER) -> dict[str, Any]:
     """Return what is known of the recorded runs: hashes of GRPO's by dial and value, minutes, machine, date.
 
-    ``also``: what was made elsewhere → machine and date. It is a loss, a loss's dial, or the repetition.
+    ``also``: what was made elsewhere, a loss or the repetition → machine and date.
     """
     return dict(json.loads((folder / MADE).read_text()))
 

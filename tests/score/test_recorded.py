@@ -12,8 +12,9 @@ from scipy.stats import t as student
 from steadymoe.bench.report import archive, write
 from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.score import board, outcomes, standard
-from steadymoe.bench.score.standard import RATE, REFERENCE
+from steadymoe.bench.score.standard import MISMATCH, RATE, REFERENCE
 from steadymoe.bench.statistics.comparisons import holm, is_decided
+from steadymoe.bench.statistics.estimates import over_seeds
 
 ROOT = Path(__file__).parents[2]
 RULER = ROOT / "results" / "ruler"
@@ -61,6 +62,17 @@ def test_the_table_of_advantages_is_that_of_the_runs() -> None:
             if each != "group_mean_std":
                 apart = (ends.loc[rate, each] - ends.loc[rate, "group_mean_std"]).mean()
                 assert difference.split()[0].replace("−", "-") == f"{apart:.3f}"
+
+
+def test_sapos_mismatch_is_that_of_its_runs_beside_grpo() -> None:
+    steps = archive.load(RULER, "bearable_mismatch")["steps"]
+    found = [outcomes.of_steps(ours, MISMATCH, loss) for loss, ours in steps.groupby("algorithm")]
+    starts = pd.concat(found).groupby("seed")["start"].nunique()
+    assert (starts == 1).all()
+    number, _ = bearable.borne(MISMATCH.levels(pd.concat(found)), "sapo", MISMATCH.at)
+    assert number is not None
+    assert f"SAPO bears {number} times" in (RULER / "README.md").read_text()
+    assert round(number.p, 2) == 0.03
 
 
 def first_seeds() -> pd.DataFrame:
@@ -112,14 +124,10 @@ def test_what_losses_bear_ranks_them_alike_on_both_tasks() -> None:
 
 def test_the_factors_of_what_losses_bear_are_those_of_the_board() -> None:
     """Their best rates and headrooms over GRPO's; two headrooms are decided after Holm's correction."""
-    readme = (ROOT / "README.md").read_text()
     borne = {each.loss: each.borne[RATE.name] for each in outcomes.scores(standard.recorded())}
-    assert str(borne["gspo"].own_best) in readme  # type: ignore[union-attr]
     p = {}
     for loss, number in borne.items():
         assert number is not None
-        if loss in ("rspo_gspo", "gmpo", "gspo"):
-            assert str(number.headroom) in readme
         if loss != REFERENCE and np.isfinite(number.headroom.low):
             log, half = np.log(number.headroom.mean), np.log(number.headroom.high / number.headroom.mean)
             p[loss] = 2 * student.sf(abs(log) / (half / student.ppf(0.975, number.n - 1)), number.n - 1)
@@ -147,6 +155,11 @@ def test_the_table_of_the_repetition_is_that_of_the_runs() -> None:
         number = columns[2][loss].borne[RATE.name]
         assert f"{number.own_best.mean:.2f}" in text  # type: ignore[union-attr]
         assert str(number.headroom) in text  # type: ignore[union-attr]
+    of = {loss: again[(again["loss"] == loss) & (again["value"] == columns[0][loss].best_rate)] for loss in columns[0]}
+    ends = {loss: ours.set_index("seed")["sampled"] for loss, ours in of.items()}
+    apart = {loss: str(over_seeds((ends[loss] - ends[REFERENCE]).tolist())) for loss in rows}
+    assert all(each in text for each in apart.values())
+    assert all(apart[loss] in (ROOT / "README.md").read_text() for loss in ("topr", "gmpo"))
 
 
 def test_levels_at_the_best_rates_are_those_of_the_pages() -> None:
