@@ -133,7 +133,7 @@ def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypa
     monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 4)
     exported = pd.read_parquet(report_page.export(results[FEW], "many", "parquet"))
     pd.testing.assert_frame_equal(exported, whole)
-    text = pd.read_csv(report_page.export(results[FEW], "many", "csv"), float_precision="round_trip", low_memory=False)
+    text = pd.read_csv(report_page.export(results[FEW], "many", "csv"), float_precision="round_trip")
     assert text["value"].tolist() == whole["value"].tolist()
 
 
