@@ -213,7 +213,8 @@ def make(
     atomic_files.replaceable(results / "report.html")  # before the minutes that its content takes
     lost: list[str] = []
     recorded = ended(results, experiment, arms, lost)
-    specs = {id: spec for id, spec in figures.every().items() if experiment in (None, spec.experiment)}
+    named = {id: spec for id, spec in figures.every().items() if experiment in (None, spec.experiment)}
+    specs = {id: spec for id, spec in named.items() if not spec.needs_own}
     missing = {id: f"ended runs of {spec.experiment}" for id, spec in specs.items()}
     one = partial(_section, paper.current(), results, tuple(dict.fromkeys((*formats, "svg"))), arms, len(recorded) == 1)
     sections = processes.in_processes(one, list(recorded), list(recorded.values()))

@@ -14,7 +14,7 @@ from steadymoe.bench.support.text import visible
 
 # The statuses of runs that their command can still make.
 _TO_DO = ("failed", "interrupted", "missing", "damaged")
-# What people read for it.
+# Status → its name for people, where they differ.
 _SHOWN = {"missing": "not started"}
 
 
@@ -67,9 +67,8 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
     stale = {run: found.stale for run, found in differences.items() if found.stale is not None}
     unknown = Counter(found.unknown for run, found in differences.items() if found.unknown and run not in stale)
     counts = Counter(state.status for state in states.values())
-    summary = [f"{counts[name]} {_SHOWN.get(name, name)}" for name in sorted(counts)] + (
-        [f"{len(stale)} stale"] if stale else []
-    )
+    summary = [f"{counts[name]} {_SHOWN.get(name, name)}" for name in sorted(counts)]
+    summary += [f"{len(stale)} stale"] if stale else []
     lines = [f"{visible(folder.name)}: " + ", ".join(summary)]
     to_do = [str(run.relative_to(folder)) for run, state in states.items() if state.status in _TO_DO]
     of_several = {sweep: n for sweep, n in Counter(plan[name] for name in to_do if name in plan).items() if n > 1}

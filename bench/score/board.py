@@ -6,10 +6,10 @@ that its rerun does not bear out is named below the table.
 """
 
 import base64
-import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,7 +234,7 @@ def draw(drawn: DataFigure, folder: Path, stem: str, suffixes: Sequence[str] = (
     paths = [regular_files.folder(folder) / f"{stem}.{suffix}" for suffix in suffixes]
     for path in paths:
         with paper.used(paper.Paper(caption=True)):  # the page of the board shows the picture alone
-            atomic_files.write(path, functools.partial(drawn.write, suffix=path.suffix[1:]))
+            atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
     return paths
 
 

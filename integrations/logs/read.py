@@ -103,7 +103,11 @@ def _names(present: Sequence[str], mapped: Mapping[str, str], is_verl: bool, fil
     for ours, theirs in mapped.items():
         if ours not in _COLUMNS:
             near = difflib.get_close_matches(ours, _COLUMNS)
-            hint = f"did you mean {', '.join(near)}?" if near else "docs/metrics.md lists them"
+            hint = (
+                f"did you mean {', '.join(near)}?"
+                if near
+                else "docs/metrics.md and bench/training/columns.py list them"
+            )
             raise UserError(f"--map: a step has no column {ours!r}; {hint}")
         if theirs not in present:
             raise UserError(f"--map: {file} has no column {theirs!r}; it has {listed}")

@@ -157,7 +157,10 @@ def test_the_table_of_the_repetition_is_that_of_the_runs() -> None:
         assert str(number.headroom) in text  # type: ignore[union-attr]
     of = {loss: again[(again["loss"] == loss) & (again["value"] == columns[0][loss].best_rate)] for loss in columns[0]}
     ends = {loss: ours.set_index("seed")["sampled"] for loss, ours in of.items()}
-    apart = {loss: str(over_seeds((ends[loss] - ends[REFERENCE]).tolist())) for loss in rows}
+    estimates = {loss: over_seeds((ends[loss] - ends[REFERENCE]).tolist()) for loss in rows}
+    apart = {
+        loss: f"{each.mean:.3f} [{each.low:.3f}, {each.high:.3f}]".replace("-", "−") for loss, each in estimates.items()
+    }
     assert all(each in text for each in apart.values())
     assert all(apart[loss] in (ROOT / "README.md").read_text() for loss in ("topr", "gmpo"))
 

@@ -262,6 +262,17 @@ def test_recording_keeps_what_was_recorded_elsewhere(small: Path, monkeypatch: p
         recorded.record(small / "grpo-0", to)
 
 
+def test_a_loss_is_recorded_on_staleness_only_beside_grpo(small: Path) -> None:
+    """Seeds of another machine would not be paired: their cold starts differ."""
+    (_, staleness, _), to = recorded.DIALS, small / "standard"
+    for loss, expected in (("topr", set()), ("grpo", {"topr", "grpo"})):
+        words = [f"experiment={staleness.experiment}", *staleness.overrides, f"results_dir={small / 'results'}"]
+        for run in compose.plan([*words, f"algorithm={loss}"], multirun=True):
+            assert make_one(run) in record.ENDED
+        recorded.record(small / "results", to)
+        assert set(pd.read_csv(to / standard.OUTCOMES)["loss"]) == expected
+
+
 def times(folder: Path) -> dict[Path, float]:
     return {path: path.stat().st_mtime for path in folder.rglob("updates.parquet")}
 

@@ -44,6 +44,8 @@ class FigureSpec:
     rule: Callable[[pd.DataFrame], str | None] = lambda steps: None
     """Another condition: returns what is missing, or None."""
     takes: tuple[str, ...] = ("steps",)
+    needs_own: bool = False
+    """Whether it draws what only a user's own loss or metric records, so that no run of the suite lacks it."""
 
     @property
     def caption(self) -> str:
@@ -136,7 +138,7 @@ _LIST = [
                varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),
     FigureSpec("fig16", "tail", routing.tail, "routers", records=_TOP, takes=("steps", "tails")),
     FigureSpec("fig17", "bearable", bearable.drawn, "bearable", rule=bearable.lacks),
-    FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own),
+    FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own, needs_own=True),
 ]
 # fmt: on
 # By id, in the order of the paper.

@@ -21,7 +21,7 @@ MIN_CLIPPED = 1e-3
 _OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
 _LOGARITHMIC = {"token_ratio_variance", "rollout_kl_k3"}
 _STALE_LABELS = {"eval_accuracy": "held-out score", "rollout_kl_k3": columns.short("rollout_kl_k3")}
-_MOST_OWN = 8
+_MAX_OWN = 8
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.MIN_LOG
 
@@ -76,11 +76,8 @@ def mismatch(steps: pd.DataFrame) -> DataFigure:
 
 
 def own_numbers(steps: pd.DataFrame) -> DataFigure:
-    """The numbers that losses report and those of a user's own metrics, a panel for each.
-
-    At most eight, by name.
-    """
-    return _column(steps, own_metrics(steps)[:_MOST_OWN])
+    """The numbers that losses report and those of a user's own metrics, a panel for each of the first eight by name."""
+    return _column(steps, own_metrics(steps)[:_MAX_OWN])
 
 
 def own_metrics(steps: pd.DataFrame) -> list[str]:
