@@ -165,8 +165,8 @@ def test_the_readme_names_every_reconstruction() -> None:
     assert all(f"`{name}`" in limits for name in names() if provenance(name) == "reconstruction")
 
 
-def test_the_page_of_figures_has_every_figure_and_its_experiment() -> None:
-    page = (ROOT / "docs" / "figures.md").read_text()
+def test_the_table_of_figures_has_every_figure_and_its_experiment() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
     rows = re.findall(r"^\| .+ \| `(\w+)`, `(\w+)` \| `(\w+)` \|$", page, re.MULTILINE)
     assert sorted(rows) == sorted((each.id, each.name, each.experiment) for each in FIGURES.values())
 
