@@ -187,6 +187,6 @@ def test_every_config_group_is_on_the_page_of_choices() -> None:
 
 
 def test_the_architecture_names_every_folder() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text()
     for path in (ROOT / "bench").glob("*/__init__.py"):
         assert f"| `bench/{path.parent.name}/` |" in text

@@ -1,4 +1,4 @@
-"""Imports between the folders of the suite go in one direction (docs/architecture.md)."""
+"""Imports between the folders of the suite go in one direction (CONTRIBUTING.md)."""
 
 import ast
 import re
