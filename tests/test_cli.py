@@ -357,12 +357,13 @@ def test_weights_of_another_model_are_refused(
     assert "does not fit this model; the first weight that differs is" in said
 
 
-def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_path: Path) -> None:
-    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
-    blocks = dict(re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL))
+def test_what_a_user_keeps_outside_the_suite_runs_as_the_page_says(tmp_path: Path) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "your_algorithm.md").read_text()
+    blocks = dict(re.findall(r"`~/mine/([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)```", text, re.DOTALL))
     configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
     del blocks["my_figures.py"]  # tests/report/test_report_page.py draws it
-    assert set(blocks) == {"my_losses.py", "my_tasks.py", *(f"conf/{name}.yaml" for name in configs)}
+    modules = {"my_losses.py", "my_metrics.py", "my_tasks.py"}
+    assert set(blocks) == {*modules, *(f"conf/{name}.yaml" for name in configs)}
     for name, block in blocks.items():
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text(block)

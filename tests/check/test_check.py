@@ -20,8 +20,9 @@ LINES = [
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The loss of CONTRIBUTING.md in a folder that STEADYMOE_PATH names; the working folder is another, and empty."""
-    blocks = dict(re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL))
+    """The loss of the page in a folder that STEADYMOE_PATH names; the working folder is another, and empty."""
+    text = (ROOT / "docs" / "your_algorithm.md").read_text()
+    blocks = dict(re.findall(r"`~/mine/([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)```", text, re.DOTALL))
     for name in ("my_losses.py", "conf/algorithm/half_clipped.yaml"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text(blocks[name])
@@ -63,8 +64,8 @@ def test_an_algorithm_outside_the_checkout_is_checked_and_each_fault_has_its_lin
     monkeypatch.setattr(command, "_ROUNDS", 1)
     monkeypatch.delitem(sys.modules, "my_losses")
     code, config = mine / "my_losses.py", mine / "conf" / "algorithm" / "half_clipped.yaml"
-    code.write_text(code.read_text().replace("self.ratio_of(batch),", "self.ratio_of(batch).detach() * 1.0,"))
-    config.write_text(config.read_text().replace("  clip_high: 0.2 # as GRPO\n", "  epsilon_high: 0.2\n"))
+    code.write_text(code.read_text().replace("self.ratio_of(batch)", "self.ratio_of(batch).detach() * 1.0"))
+    config.write_text(config.read_text().replace("clip_high: 0.2}", "epsilon_high: 0.2}"))
     assert steadymoe(monkeypatch, "check", "algorithm=half_clipped") == 1
     printed = capsys.readouterr()
     lines = findings(printed.out)

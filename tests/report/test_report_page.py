@@ -249,7 +249,7 @@ def test_some_arms_alone_are_reported_by_name_or_by_algorithm(recorded: Path) ->
     assert pd.read_csv(next(path for path in files if path.suffix == ".csv"))["series"].tolist() == ["gspo"]
 
 
-CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "your_algorithm.md").read_text()
 
 
 def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
@@ -257,7 +257,7 @@ def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
 ) -> None:
     mine = recorded / "mine"
     mine.mkdir()
-    (example,) = re.findall(r"```python\n(import pandas.*?)```", CONTRIBUTING, re.DOTALL)
+    (example,) = re.findall(r"```python\n(import pandas.*?)```", PAGE, re.DOTALL)
     text = "from beside import HOME\n" + example.replace('"quickstart"', "HOME")
     (mine / "my_figures.py").write_text(text)
     (mine / "beside.py").write_text('HOME = "small"\n')
