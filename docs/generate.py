@@ -48,7 +48,8 @@ _GROUPS = {
     "their names; those of an experiment replace the optimizer's own.",
     "model": "",
     "task": "`task=chain`: prompts, and the score of a response.",
-    "experiment": "`experiment=stale`: a saved sweep. Those that draw a figure are in [commands.md](commands.md#figures).",
+    "experiment": "`experiment=stale`: a saved sweep. Those that draw a figure are in "
+    "[commands.md](commands.md#figures).",
 }
 
 
