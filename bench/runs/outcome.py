@@ -9,7 +9,7 @@ from steadymoe.bench.runs import compose, record
 if TYPE_CHECKING:
     import pandas as pd
 
-# How a run ends, and what the collapse rule says about it; docs/glossary.md has them, too.
+# How a run ends, and what the collapse rule says about it; docs/metrics.md, "Collapse", has the rule.
 TERMS = {
     "finished": "Reached its last step without a collapse.",
     "collapsed": "The reward fell below half of its best, or entropy or gradient norm ran away, and did not recover "
