@@ -10,6 +10,7 @@ from steadymoe.bench.report.figures import style
 from steadymoe.bench.statistics.estimates import Estimate
 
 USUAL = {
+    "experiment": "made",
     "algorithm": "grpo",
     "routing": "off",
     "correction": "none",
@@ -76,6 +77,7 @@ VARY: dict[str, dict[str, list[object]]] = {
     "fig11": {"moe_layers": [2, 4, 8]},
     "fig14": {"engine": ["router_noise"], "strength": [0.0, 0.5, 2.0]},
     "fig17": {"learning_rate": [1e-4, 2e-4, 4e-4]},
+    "fig19": {"optimizer": ["adamw", "muon"], "learning_rate": [1e-4, 2e-4, 4e-4]},
     "fig15": {"learning_rate": [1e-4, 2e-4, 4e-4], "updates_per_rollout": [4, 16]},
 }
 

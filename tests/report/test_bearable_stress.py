@@ -8,6 +8,7 @@ from steadymoe.bench.report.figures import bearable, find
 from steadymoe.bench.statistics.bearable import SHARE
 
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+PLACES = ("made", "other", "third")
 BORNE = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
 FIXED = {
     **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "none"},
@@ -56,6 +57,13 @@ def test_of_two_dials_one_divides_the_table() -> None:
     assert len(table) == 2 * len(BORNE)
 
 
+def test_joined_experiments_divide_the_table_and_what_differs_between_them_is_no_dial() -> None:
+    joined = pd.concat([sweep(), sweep(experiment="other", updates_per_rollout=32)])
+    table = bearable.table(joined)
+    assert table["setting"].unique().tolist() == ["made", "other"]
+    assert {"× grpo", "best learning rate"} <= set(table)
+
+
 def test_runs_that_differ_in_another_number_are_lines_of_their_own() -> None:
     """Two advantages are not averaged, and the one with the fewest further words is the reference."""
     plain, other = sweep(), sweep()
@@ -102,3 +110,33 @@ def test_the_figure_notes_curves_line_and_crossings() -> None:
     crossings = numbers[numbers["panel"] == "crossing"].set_index("series")
     assert crossings["x"]["gspo"] == pytest.approx(2 * crossings["x"]["grpo"], rel=0.05)
     assert crossings["mean"].tolist() == pytest.approx([0.4 + SHARE * 0.4] * len(crossings), abs=0.02)
+
+
+def test_numbers_of_several_settings_stand_side_by_side() -> None:
+    (spec,) = find(["carry_over"])
+    alone, joined = sweep(), pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third", seeds=3)])
+    assert spec.lacks({"steps": alone}) == "a loss beside grpo in 2 settings: join experiments"
+    assert spec.lacks({"steps": joined}) is None
+    figure = spec.figure({"steps": joined})
+    numbers = figure.numbers.set_index(["panel", "series"])
+    multiples = numbers.loc["multiple", "mean"]
+    assert multiples["gspo, other"] == pytest.approx(2, rel=0.05)
+    assert multiples["grpo_unclipped, other"] == pytest.approx(0.5, rel=0.05)
+    assert set(multiples.index) == {f"{loss}, {place}" for loss in ("gspo", "grpo_unclipped") for place in PLACES}
+    ours = alone[(alone["metric"] == "eval_accuracy") & (alone["step"] == 30)]
+    best = ours.groupby(["algorithm", "learning_rate"])["value"].mean().groupby("algorithm").max()
+    assert numbers.loc[("difference", "gspo, made"), "mean"] == pytest.approx(best["gspo"] - best["grpo"])
+    assert numbers.loc["multiple", "n"].groupby(level=0).first().to_dict() == {
+        series: 3 if series.endswith("third") else 5 for series in multiples.index
+    }
+    assert "3 losses of all settings" in figure.caption
+    assert "is 1.00 for the multiples" in figure.caption
+
+
+def test_a_multiple_beyond_the_grid_is_an_open_mark() -> None:
+    (spec,) = find(["carry_over"])
+    cut = pd.concat([sweep(), sweep(experiment="other")])
+    beyond = (cut["algorithm"] == "gspo") & (cut["learning_rate"] > 2e-4) & (cut["experiment"] == "other")
+    figure = spec.figure({"steps": cut[~beyond]})
+    marks = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
+    assert [line.get_markerfacecolor() for line in marks].count("white") == 1

@@ -139,17 +139,17 @@ def test_the_factors_of_what_losses_bear_are_those_of_the_board() -> None:
 def test_the_table_of_the_repetition_is_that_of_the_runs() -> None:
     text = (RULER / "README.md").read_text().partition("## Does the number repeat?")[2]
     again = standard.recorded()[lambda table: (table["dial"] == RATE.name) & table["seed"].isin(standard.REPEATED)]
-    seven = standard.recorded()[lambda table: (table["dial"] == RATE.name) & table["loss"].isin(set(again["loss"]))]
-    first = seven[~seven["seed"].isin(standard.REPEATED)]
-    columns = [{each.loss: each for each in outcomes.scores(table)} for table in (first, again, seven)]
+    repeated = standard.recorded()[lambda table: (table["dial"] == RATE.name) & table["loss"].isin(set(again["loss"]))]
+    first = repeated[~repeated["seed"].isin(standard.REPEATED)]
+    columns = [{each.loss: each for each in outcomes.scores(table)} for table in (first, again, repeated)]
     rows = {"topr": "| TOPR", "rspo_gspo": "| RSPO on GSPO", "gmpo": "| GMPO", "gspo": "| GSPO", "vespo": "| VESPO"}
-    rows |= {"grpo_unclipped": "| GRPO without"}
+    rows |= {"grpo_unclipped": "| GRPO without", "cispo": "| CISPO"}
     assert rows.keys() == set(again["loss"]) - {REFERENCE}
     for loss, begins in rows.items():
         row = next(line for line in text.splitlines() if line.startswith(begins))
         cells = [cell.strip() for cell in row.split("|")[2:5]]
         assert cells == [str(scores[loss].borne[RATE.name]) for scores in columns]
-        assert columns[1][loss].decided[RATE.name] == (loss not in ("vespo", "grpo_unclipped"))
+        assert columns[1][loss].decided[RATE.name] == (loss not in ("vespo", "grpo_unclipped", "cispo"))
         assert (columns[1][loss].seeds, columns[2][loss].seeds) == (5, 10)
     for loss in ("rspo_gspo", "gmpo", "gspo"):
         number = columns[2][loss].borne[RATE.name]

@@ -139,6 +139,7 @@ _LIST = [
     FigureSpec("fig16", "tail", routing.tail, "routers", records=_TOP, takes=("steps", "tails")),
     FigureSpec("fig17", "bearable", bearable.drawn, "bearable", rule=bearable.lacks),
     FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own, needs_own=True),
+    FigureSpec("fig19", "carry_over", bearable.carried, "optimizers", rule=bearable.lacks_settings),
 ]
 # fmt: on
 # By id, in the order of the paper.

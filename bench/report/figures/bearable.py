@@ -1,18 +1,20 @@
 """Bearable stress of a sweep with a dial: the outcomes over the dial, the line, and where each loss leaves it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from scipy.stats import kendalltau
 
 from steadymoe.bench.report import paper, tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics.bearable import SHARE, Bearable, Curve, bearable
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
-from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
+from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
 from steadymoe.bench.training import columns
 
 REFERENCE = "grpo"
@@ -46,8 +48,8 @@ def lacks(steps: pd.DataFrame) -> str | None:
 
 
 def _varying(steps: pd.DataFrame) -> list[str]:
-    """Return those of ``DIALS`` that take two values with one loss."""
-    fixed = ["algorithm", "model", "routing", "correction", "optimizer"]
+    """Return those of ``DIALS`` that take two values with one loss of one experiment."""
+    fixed = ["experiment", "algorithm", "model", "routing", "correction", "optimizer"]
     counts = steps.groupby(fixed, observed=True)[list(DIALS)].nunique().max()
     return [dial for dial in DIALS if counts[dial] > 1]
 
@@ -55,17 +57,15 @@ def _varying(steps: pd.DataFrame) -> list[str]:
 def levels(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the outcomes of each run: panel, line, algorithm, dial, seed, start, sampled, and greedy if recorded.
 
-    Optimizers, and the dials after the first, divide the panels.
+    Joined experiments, optimizers, and the dials after the first, divide the panels.
     """
     dial, *others = _varying(steps)
     more = ["model", "routing", "correction"] + (["engine"] if dial != "strength" else [])
     steps = steps.assign(line=tables.line_names(steps, more), panel="")
-    if steps["optimizer"].nunique() > 1:  # each has its own gain of the reference, and rates of its own
-        steps["panel"] = steps["optimizer"].astype(str)
-    for other in others:
-        steps["panel"] += (
-            (steps["panel"] != "").map({True: ", ", False: ""}) + f"{DIALS[other]} " + steps[other].map("{:g}".format)
-        )
+    parts = [steps[key].astype(str) for key in ("experiment", "optimizer") if steps[key].nunique() > 1]
+    parts += [f"{DIALS[other]} " + steps[other].map("{:g}".format) for other in others]
+    for part in parts:  # each has its own gain of the reference, and values of its own
+        steps["panel"] += (steps["panel"] != "").map({True: ", ", False: ""}) + part
     keys = ["panel", "line", "algorithm", dial, "seed"]
     found = {"start": tables.run_numbers(steps[steps["step"] == 0], "eval_accuracy", "first", keys)}
     found |= {name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()}
@@ -151,6 +151,88 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
     names, alone = sorted(set(runs["line"])), runs["algorithm"].nunique() == 1  # its colour would tell nothing apart
     lines = {name: looks.look(place) for place, name in enumerate(names)} if alone else looks.of_lines(runs, "line")
     return _figure(panels, len(outcomes), lines, f"of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best")
+
+
+def carried(steps: pd.DataFrame) -> DataFigure:
+    """What losses bear in several settings, in multiples of GRPO's, and their accuracy at their best value less GRPO's.
+
+    A setting is a panel of ``drawn``. Open marks: the loss is never below its line, so the multiple is a lower bound.
+    """
+    found = _carried(levels(steps))
+    wide = found.pivot(index="line", columns="panel", values=["ratio", "apart"])
+    names = np.log(wide["ratio"]).mean(axis=1).sort_values(kind="stable").index.tolist()
+    looked = looks.ordered(dict.fromkeys(found["panel"]))
+    shared = wide.dropna()
+    with style.figure_style():
+        figure, axes = style.panels(1, 2, 0.7 + 1.6 * style.height_of(names), style.TWO_COLUMNS, sharey=True)
+        furthest = found[["ratio", "ratio_low", "ratio_high"]].replace(np.inf, np.nan).max().max() * 1.15
+        for place, (panel, look) in enumerate(looked.items()):
+            for row in found[found["panel"] == panel].itertuples():
+                height = names.index(row.line) - 0.6 * ((place + 0.5) / len(looked) - 0.5)
+                ratio = Estimate(row.ratio, row.ratio_low, min(row.ratio_high, furthest), row.n)
+                style.dot(axes[0], f"{row.line}, {panel}", height, ratio, look, "multiple", row.is_bound)
+                apart = Estimate(row.apart, row.apart_low, row.apart_high, row.n)
+                style.dot(axes[1], f"{row.line}, {panel}", height, apart, look, "difference")
+            axes[0].plot([], [], linestyle="none", color=look.colour, markersize=4.5, label=panel, **look.mark)
+        for axis, none in zip(axes, (1, 0), strict=True):
+            axis.axvline(none, color="#999999", linewidth=0.8, zorder=0)
+        style.named_rows(axes[0], style.wrapped(names))
+        axes[1].grid(visible=False, axis="y")
+        axes[0].set_xscale("log")
+        reference = paper.shown(REFERENCE, REFERENCE)
+        axes[0].set_xlabel(f"bearable {DIALS[_varying(steps)[0]]}, × {reference}'s")
+        axes[1].set_xlabel(f"accuracy at best, less {reference}'s")
+        agree = ""
+        if len(shared) > 1:
+            ratio, apart = _tau(shared["ratio"], 1.0), _tau(shared["apart"], 0.0)
+            agree = (
+                f" Over the {len(shared) + 1} losses of all settings, Kendall's τ (mean of the pairs of settings) is "
+                f"{ratio:.2f} for the multiples and {apart:.2f} for the accuracies."
+            )
+        text = (
+            f"Paired over seeds, n = {style.span(found['n'].tolist())}, with a nominal 95 % interval; open: a lower "
+            f"bound, because the loss never falls below the line on its grid.{agree}"
+        )
+        return style.finish(figure, axes[0], text)
+
+
+def lacks_settings(steps: pd.DataFrame) -> str | None:
+    """Return what a table of ``archive.load`` lacks for ``carried``, or None."""
+    if (lack := lacks(steps)) is not None:
+        return lack
+    found = _carried(levels(steps))
+    counts = found.groupby("line")["panel"].nunique() if len(found) else pd.Series([0])
+    return None if counts.max() > 1 else f"a loss beside {REFERENCE} in 2 settings: join experiments"
+
+
+def _carried(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each loss but the reference in each panel of ``levels``.
+
+    Its multiple of what the reference bears, and its sampled accuracy at its best value less the reference's at its
+    own, over the seeds of both.
+    """
+    rows = []
+    for panel, ours in runs.groupby("panel", sort=False):
+        reference = _reference(ours)
+        if reference is None:
+            continue
+        _, at = borne(ours, reference)
+        theirs = _wide(ours, reference).loc[at]
+        for line in dict.fromkeys(ours["line"]):
+            its, best = borne(ours, str(line))
+            if line == reference or its is None or not np.isfinite(its.ratio):
+                continue
+            apart = over_seeds((_wide(ours, str(line)).loc[best] - theirs).dropna().tolist())
+            row = {"panel": str(panel), "line": str(line), "n": its.n, "is_bound": np.isinf(its.crossing)}
+            row |= {"ratio": its.ratio, "ratio_low": its.low, "ratio_high": its.high}
+            rows.append(row | {"apart": apart.mean, "apart_low": apart.low, "apart_high": apart.high})
+    return pd.DataFrame(rows)
+
+
+def _tau(numbers: pd.DataFrame, reference: float) -> float:
+    """Return the mean of Kendall's τ over the pairs of columns; ``reference`` is the reference's number in all."""
+    whole = pd.concat([numbers, pd.DataFrame([reference] * numbers.shape[1], index=numbers.columns).T])
+    return float(np.mean([kendalltau(whole[one], whole[other]).statistic for one, other in combinations(whole, 2)]))
 
 
 def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
