@@ -129,8 +129,13 @@ def test_numbers_of_several_settings_stand_side_by_side() -> None:
     assert numbers.loc["multiple", "n"].groupby(level=0).first().to_dict() == {
         series: 3 if series.endswith("third") else 5 for series in multiples.index
     }
-    assert "3 losses of all settings" in figure.caption
-    assert "is 1.00 for the multiples" in figure.caption
+    assert "Kendall" not in figure.caption, "two losses beside the reference have no rank correlation"
+    third = joined[joined["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
+    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
+    third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03  # a little more than without a clip
+    caption = spec.figure({"steps": pd.concat([joined, third])}).caption
+    assert "4 losses of all settings" in caption
+    assert "is 1.00 for the multiples" in caption
 
 
 def test_a_multiple_beyond_the_grid_is_an_open_mark() -> None:
@@ -138,5 +143,7 @@ def test_a_multiple_beyond_the_grid_is_an_open_mark() -> None:
     cut = pd.concat([sweep(), sweep(experiment="other")])
     beyond = (cut["algorithm"] == "gspo") & (cut["learning_rate"] > 2e-4) & (cut["experiment"] == "other")
     figure = spec.figure({"steps": cut[~beyond]})
+    bound = figure.numbers.set_index(["panel", "series"]).loc[("multiple", "gspo, other")]
+    assert bound["high"] == np.inf
     marks = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
     assert [line.get_markerfacecolor() for line in marks].count("white") == 1

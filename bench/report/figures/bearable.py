@@ -24,6 +24,8 @@ DIALS = {
     "updates_per_rollout": "updates per rollout",
     "strength": "strength of the mismatch",
 }
+# A rank correlation of fewer losses, the reference included, says next to nothing.
+_MIN_RANKED = 4
 _OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
 CAPTION = (
     "Bearable: the value of the dial, beyond a loss's best one, where its mean held-out accuracy (a sampled response a "
@@ -170,9 +172,10 @@ def carried(steps: pd.DataFrame) -> DataFigure:
             for row in found[found["panel"] == panel].itertuples():
                 height = names.index(row.line) - 0.6 * ((place + 0.5) / len(looked) - 0.5)
                 ratio = Estimate(row.ratio, row.ratio_low, min(row.ratio_high, furthest), row.n)
-                style.dot(axes[0], f"{row.line}, {panel}", height, ratio, look, "multiple", row.is_bound)
+                name, whole = f"{row.line}, {panel}", {"high": row.ratio_high}  # drawn to the end of the axis at most
+                style.dot(axes[0], name, height, ratio, look, "multiple", row.is_bound, **whole)
                 apart = Estimate(row.apart, row.apart_low, row.apart_high, row.n)
-                style.dot(axes[1], f"{row.line}, {panel}", height, apart, look, "difference")
+                style.dot(axes[1], name, height, apart, look, "difference")
             axes[0].plot([], [], linestyle="none", color=look.colour, markersize=4.5, label=panel, **look.mark)
         for axis, none in zip(axes, (1, 0), strict=True):
             axis.axvline(none, color="#999999", linewidth=0.8, zorder=0)
@@ -183,12 +186,12 @@ def carried(steps: pd.DataFrame) -> DataFigure:
         axes[0].set_xlabel(f"bearable {DIALS[_varying(steps)[0]]}, × {reference}'s")
         axes[1].set_xlabel(f"accuracy at best, less {reference}'s")
         agree = ""
-        if len(shared) > 1:
+        if len(shared) + 1 >= _MIN_RANKED:
             ratio, apart = _tau(shared["ratio"], 1.0), _tau(shared["apart"], 0.0)
             agree = (
                 f" Over the {len(shared) + 1} losses of all settings, Kendall's τ (mean of the pairs of settings) is "
                 f"{ratio:.2f} for the multiples and {apart:.2f} for the accuracies."
-            )
+            ).replace("-", "−")
         text = (
             f"Paired over seeds, n = {style.span(found['n'].tolist())}, with a nominal 95 % interval; open: a lower "
             f"bound, because the loss never falls below the line on its grid.{agree}"
