@@ -1,5 +1,6 @@
 """What was recorded with the standard: its numbers, its gates, and the board that is committed."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ from committed import assert_same
 from scipy.stats import kendalltau
 from scipy.stats import t as student
 
-from steadymoe.bench.report import archive, write
-from steadymoe.bench.report.figures import bearable
+from steadymoe.bench.report import archive, joined, write
+from steadymoe.bench.report.figures import bearable, find
 from steadymoe.bench.score import board, outcomes, standard
 from steadymoe.bench.score.standard import MISMATCH, RATE, REFERENCE
 from steadymoe.bench.statistics.comparisons import holm, is_decided
@@ -87,7 +88,7 @@ def test_the_second_tasks_numbers_are_those_of_the_runs() -> None:
     assert all(table.loc["gspo", "× grpo"] in page for page in pages)
     rows = {"rspo_gspo": "| RSPO on GSPO", "gspo": "| GSPO", "vespo": "| VESPO", "grpo": "| GRPO |"}
     rows |= {"grpo_unclipped": "| GRPO without", "cispo": "| CISPO"}
-    section = pages[-1].partition("## Does the number carry over?")[2].splitlines()
+    section = pages[-1].partition("### Six losses on a second task")[2].splitlines()
     scores = {each.loss: each for each in outcomes.scores(first_seeds())}
     levels = bearable.levels(archive.load(RULER, "bearable_selection")["steps"])
     others = [loss for loss in rows if loss != REFERENCE]
@@ -104,6 +105,30 @@ def test_the_second_tasks_numbers_are_those_of_the_runs() -> None:
         assert [float(cell) for cell in cells[2:]] == pytest.approx(
             [scores[loss].sampled.mean, table.loc[loss, "sampled at best"].mean], abs=6e-4
         )
+
+
+def test_the_settings_side_by_side_are_those_of_the_runs() -> None:
+    text = (RULER / "README.md").read_text().partition("## Does the number carry over?")[2]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| `bear")]
+    names = [row[0].partition("`, ")[0].strip("`") for row in rows]
+    assert len(names) >= 3
+    data = {name: archive.load(RULER, name) for name in names}
+    (spec,) = find(["carry_over"])
+    numbers = spec.figure(joined.join(data)).numbers.set_index(["panel", "series"])
+    assert len({machine for tables in data.values() for machine in tables["runs"]["machine"]}) == 1
+    for name, row in zip(names, rows, strict=True):
+        assert float(row[2].split()[0]) == pytest.approx(data[name]["runs"]["parameters"].iloc[0] / 1e6, abs=0.05)
+        levels = bearable.levels(data[name]["steps"])
+        of_reference = levels[levels["line"] == REFERENCE]
+        best = bearable.borne(levels, REFERENCE)[1]
+        there = of_reference[of_reference["dial"] == best]["sampled"].mean()
+        assert [float(cell) for cell in row[3:5]] == pytest.approx([of_reference["start"].mean(), there], abs=6e-4)
+        for place, (panel, loss) in enumerate(itertools.product(("multiple", "difference"), ("gspo", "grpo_unclipped"))):
+            number, digits = numbers.loc[(panel, f"{loss}, {name}")], 2 if panel == "multiple" else 3
+            cell = f"{number['mean']:.{digits}f} [{number['low']:.{digits}f}, {number['high']:.{digits}f}]"
+            assert row[5 + place] == cell.replace("-", "−")
+    pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "README.md")]
+    assert all(row[5] in page for row in rows[1:] for page in pages)
 
 
 def test_what_losses_bear_ranks_them_alike_on_both_tasks() -> None:
@@ -162,7 +187,7 @@ def test_the_table_of_the_repetition_is_that_of_the_runs() -> None:
         loss: f"{each.mean:.3f} [{each.low:.3f}, {each.high:.3f}]".replace("-", "−") for loss, each in estimates.items()
     }
     assert all(each in text for each in apart.values())
-    assert all(apart[loss] in (ROOT / "README.md").read_text() for loss in ("topr", "gmpo"))
+    assert apart["topr"] in (ROOT / "README.md").read_text()
 
 
 def test_levels_at_the_best_rates_are_those_of_the_pages() -> None:
