@@ -6,10 +6,11 @@ Tests that compare with committed numbers hold at 0 alone.
 """
 
 import os
+import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,10 +18,11 @@ import numpy as np
 import pytest
 import torch
 from builds import PACKAGES, ROOT, build_wheel
+from small_runs import planned
 from transformers import PreTrainedModel
 
 from steadymoe.bench import cli
-from steadymoe.bench.runs import launch
+from steadymoe.bench.runs import compose, execute, launch
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 
@@ -55,6 +57,7 @@ if SHIFT:
     shift_seeds()
 
 RECORDED = Path(__file__).parent / "recorded" / "results"
+Said = Callable[..., str]
 MICRO = {
     "_target_": "transformers.Qwen3MoeConfig",
     "num_hidden_layers": 3,
@@ -92,13 +95,26 @@ def recorded(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def ran(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Said:
+    """What ``steadymoe`` says for words: on stdout where it ends with 0, anywhere where with another ``code``."""
+
+    def answer(*words: str, code: int = 0) -> str:
+        capfd.readouterr()
+        assert steadymoe(monkeypatch, *words) == code
+        said = capfd.readouterr()
+        return said.out + said.err if code else said.out
+
+    return answer
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Said:
     """The one line on stderr with which ``steadymoe`` refuses words: exit code 2, and nothing on stdout."""
 
     def answer(*words: str) -> str:
-        capsys.readouterr()
+        capfd.readouterr()
         assert steadymoe(monkeypatch, *words) == 2
-        said = capsys.readouterr()
+        said = capfd.readouterr()
         assert (said.out, said.err.count("\n")) == ("", 1)
         assert said.err.startswith("steadymoe: ")
         return said.err
@@ -107,7 +123,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def refusal_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> Callable[..., str]:
+def refusal_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said) -> Said:
     """The one line with which ``steadymoe run`` refuses words: no training, no file touched."""
 
     def answer(*words: str) -> str:
@@ -118,6 +134,12 @@ def refusal_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callabl
         return said
 
     return answer
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without their figures, which take most of a report's time."""
+    monkeypatch.setattr("steadymoe.bench.report.report_page.figures_of", lambda *_: [])
 
 
 @pytest.fixture(scope="session")
@@ -132,9 +154,34 @@ def model(task: Chain) -> PreTrainedModel:
     return build.build(MICRO, task.tokenizer, seed=0, device="cpu")
 
 
+def tutorial() -> dict[str, str]:
+    """The files that docs/your_algorithm.md has a user write into ``~/mine``: name → text, in its order."""
+    text = (ROOT / "docs" / "your_algorithm.md").read_text()
+    return dict(re.findall(r"`~/mine/([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)```", text, re.DOTALL))
+
+
+def grpo_by(target: str) -> str:
+    """The YAML of GRPO for another class."""
+    return re.sub(r"steadymoe\S*\.GRPO", target, (ROOT / "conf" / "algorithm" / "grpo.yaml").read_text())
+
+
+def write_all(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.path.relpath(path))  # a socket's path may have 107 bytes
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
+    """The small run, which nothing disturbed."""
+    made = planned(tmp_path_factory.mktemp("whole"))
+    assert execute.execute(made) == "finished"
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -73,22 +73,27 @@ def assert_same(one: Path, other: Path) -> None:
         assert_frame_equal(frame, tables(other)[name], check_exact=True)
 
 
-def assert_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, *words: str) -> compose.Run:
+def interrupt(made: compose.Run, at: int) -> None:
+    """Run until step ``at`` is to begin, as Ctrl-C ends it."""
+    step = Trainer.step
+
+    def stops(self: Trainer, number: int) -> Any:
+        if number == at:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", stops)
+        with pytest.raises(KeyboardInterrupt):
+            execute.execute(made)
+
+
+def assert_resumes(tmp_path: Path, stop_at: int, *words: str) -> compose.Run:
     """A run that was stopped in its step ``stop_at`` records what an undisturbed one does, which is returned."""
     whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
     assert execute.execute(whole) == "finished"
     shutil.copytree(tmp_path / "whole" / "cold_starts", tmp_path / "halted" / "cold_starts")
-    step = Trainer.step
-
-    def stops(self: Trainer, number: int) -> Any:
-        if number == stop_at:
-            raise KeyboardInterrupt
-        return step(self, number)
-
-    monkeypatch.setattr(Trainer, "step", stops)
-    with pytest.raises(KeyboardInterrupt):
-        execute.execute(halted)
-    monkeypatch.setattr(Trainer, "step", step)
+    interrupt(halted, stop_at)
     assert execute.execute(halted) == "finished"
     assert_same(whole.folder, halted.folder)
     return whole

@@ -8,18 +8,18 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
-from fixtures import RECORDED, steadymoe
+from builds import ROOT
+from fixtures import RECORDED, Said, tutorial, write_all
 from hydra.utils import instantiate
 from rich.console import Console
 from safetensors.torch import save_file
 from small_runs import SMALL
+from small_sweeps import wait_for
 
 from steadymoe.bench import schema
 from steadymoe.bench.runs import compose, execute, fits, identity, launch, progress, record, validate
@@ -29,17 +29,11 @@ from steadymoe.models import build
 WRONG = {
     "trian.lr=3": "there is no 'trian.lr'",
     "optimizer.lr=3": "optimizer.learning_rate",
-    "algorithm=gsop": "did you mean gspo, ",
     "algorithm=mine": "for your own, set STEADYMOE_PATH",
     "experiment=quick": "did you mean quickstart, ",
-    "steps=abc": "`steps` must be a valid integer",
-    "steps=0": "`steps`",
     "steps=" + "9" * 23: "`steps`",
     "model.config.num_hidden_layers=" + "9" * 17: "model.config.num_hidden_layers must be between 1 and 100000",
-    "rollout.responses=1": "`rollout.responses`",
     "updates_per_rollout=7": "must divide rollout.prompts",
-    "optimizer.learning_rate=-1": "`optimizer.learning_rate` must be greater than or equal to 0, got -1",
-    "device=tpu": "'cpu' or 'cuda'",
     "model.config.num_experts=1": "top-k above the number of experts",
     "+model.config.num_expert=8": "did you mean num_experts",
     "model.config._target_=os.system": "no transformers config class",
@@ -47,9 +41,6 @@ WRONG = {
     "algorithm.loss.clip=1": "did you mean clip_low? its fields are",
     "algorithm.loss.dual_clip=abc": "GRPO: dual_clip must be a number or null; got 'abc'",
     "algorithm.loss.clip_low=null": "GRPO: clip_low must be a number; got None",
-    "algorithm.kl.estimator=3": "`algorithm.kl.estimator` must be 'k1', ",
-    "algorithm.kl.coefficient=inf": "`algorithm.kl.coefficient` must be a finite number",
-    "log=mlflow": "`log` must be 'tensorboard' or 'wandb'",
     "correction=null": "correction takes one name, got null; correction=none is the default",
     "algorithm=[grpo]": "algorithm takes one name, got [grpo]; did you mean grpo",
     "model=3": "model takes one name, got 3",
@@ -76,13 +67,12 @@ WRONG = {
     "optimizer=adam": "there is no optimizer 'adam'; choose from adamw, muon, sgd, sign",
     "optimizer.kind=muon": "optimizer.kind is what the name of the optimizer stands for",
     "hydra.nope=3": "Hydra's own settings",
-    "cold_start.path=pyproject.toml": "not a safetensors file",
+    f"cold_start.path={ROOT}/pyproject.toml": "not a safetensors file",
     "results_dir=/proc/nowhere": "cannot be written",
     "--package=model": "--package=model",
     "-p": "-p",
     "~seed": "`seed` is missing",
     "algorithm=../algorithm/grpo": "algorithm is chosen by its name, not by a path, got '../algorithm/grpo'; did",
-    "algorithm='../algorithm/grpo'": "not by a path",
     "algorithm=/grpo": "not by a path",
     "results_dir=": "results_dir must name a folder",
     "experiment_name=" + "e" * 300: "experiment_name may hold up to 180 letters",
@@ -96,16 +86,34 @@ WRONG = {
     "nonsense": "cannot read 'nonsense'",
     "start_from=seed=3@10": "cannot read 'start_from=seed=3@10' as key=value; a value with '=' needs quotes",
     "--config-name=x": "--config-name=x",
+    "algorithm=dppo algorithm.loss.top_k=2.5": "DPPO: top_k must be a whole number or null",
+    "algorithm=rspo_grpo algorithm.loss.clip_low=0.1": "the host's own are host.",
+    "algorithm=gspo algorithm.loss.epsilon_high=0.1": "did you mean clip_high?",
+    "optimizer=muon optimizer.adamw.weights=[head]": "`optimizer.adamw.weights` must hold vectors",
+    "optimizer=muon optimizer.adamw.weights=[vectors,biases]": "must be 'embeddings', 'head', 'routers'",
+    "optimizer=muon optimizer.adjust_lr_fn=rms": "`optimizer.adjust_lr_fn` must be 'original' or 'match_",
+    "optimizer=sgd optimizer.beta1=0.9": "optimizer=sgd has no beta1; choose from",
+    "optimizer=muon routing=pr2": "routing=pr2: predictor_learning_rate is a rate for AdamW",
+    "--redo --retry-failed": "not allowed with",
+    "-m seed=range(3,1)": "seed=range(3,1) sweeps over nothing",
+    "-m seed=shuffle(range(0,1000000000000))": "a sweep may have 10000 runs",
+    "-m seed=range(0,101) steps=range(1,101)": "a sweep may have 10000 runs",
+    "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) sweeps over nothing",
+    "experiment=quickstart seed=range(3,1)": "seed=range(3,1) sweeps over nothing",
+    "-m experiment=quickstart,collapse seed=0": "steadymoe run experiment=collapse seed=0",
+    "-m algorithm=grpo,gspo --cfg job": "--cfg prints one config: give one value in algorithm=grpo,gspo",
+    "--shell-completion install=bash": "so this is left out",
+    "-m algorithm=grpo,reinforce algorithm.loss.clip_high=0.3": "algorithm=reinforce has no loss.clip_high; its fields",
+    "-m task=sort,chain task.modulus=7": "task=sort has no modulus",
+    "-m algorithm=[grpo],gspo": "algorithm takes one name, got [grpo]",
+    "-m seed=0,1 updates_per_rollout=8,7": "updates_per_rollout (7)",  # one wrong point stops the sweep
+    "--retry-failed -m seed=0,1": "--retry-failed: none of 2 runs has failed",
 }
 
 
-@pytest.mark.parametrize(("word", "answer"), WRONG.items())
-def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
-    word: str, answer: str, refusal_of: Callable[..., str]
-) -> None:
-    if "pyproject.toml" in word:
-        word = word.replace("pyproject.toml", str(Path(__file__).parent.parent / "pyproject.toml"))
-    assert answer in refusal_of(word)
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_words_are_answered_in_one_line_and_touch_nothing(words: str, refusal_of: Said) -> None:
+    assert WRONG[words] in refusal_of(*words.split())
 
 
 @pytest.mark.parametrize(
@@ -123,54 +131,12 @@ def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
     compose.plan(words)
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["algorithm=dppo", "algorithm.loss.top_k=2.5"], "DPPO: top_k must be a whole number or null"),
-        (["algorithm=rspo_grpo", "algorithm.loss.clip_low=0.1"], "the host's own are host."),
-        (["algorithm=gspo", "algorithm.loss.epsilon_high=0.1"], "did you mean clip_high?"),
-        (["optimizer=muon", "optimizer.adamw.weights=[head]"], "`optimizer.adamw.weights` must hold vectors"),
-        (["optimizer=muon", "optimizer.adamw.weights=[vectors,biases]"], "must be 'embeddings', 'head', 'routers'"),
-        (["optimizer=muon", "optimizer.adjust_lr_fn=rms"], "`optimizer.adjust_lr_fn` must be 'original' or 'match_"),
-        (["optimizer=muon", "optimizer.momentum=1"], "`optimizer.momentum` must be less than 1"),
-        (["optimizer=sgd", "optimizer.beta1=0.9"], "optimizer=sgd has no beta1; choose from"),
-        (["optimizer=muon", "routing=pr2"], "routing=pr2: predictor_learning_rate is a rate for AdamW"),
-        (["--redo", "--retry-failed"], "not allowed with"),
-        (["-m", "seed=range(3,1)"], "seed=range(3,1) sweeps over nothing"),
-        (["-m", "seed=shuffle(range(0,1000000000000))"], "a sweep may have 10000 runs"),
-        (["-m", "seed=range(0,101)", "steps=range(1,101)"], "a sweep may have 10000 runs"),
-        (["-m", "algorithm=glob(zzz*)", "seed=0,1"], "algorithm=glob(zzz*) sweeps over nothing"),
-        (["experiment=quickstart", "seed=range(3,1)"], "seed=range(3,1) sweeps over nothing"),
-        (["-m", "experiment=quickstart,collapse", "seed=0"], "steadymoe run experiment=collapse seed=0"),
-        (
-            ["-m", "algorithm=grpo,gspo", "--cfg", "job"],
-            "--cfg prints one config: give one value in algorithm=grpo,gspo",
-        ),
-        (["--shell-completion", "install=bash"], "so this is left out"),
-        (
-            ["-m", "algorithm=grpo,reinforce", "algorithm.loss.clip_high=0.3"],
-            "algorithm=reinforce has no loss.clip_high; its fields are",
-        ),
-        (["-m", "task=sort,chain", "task.modulus=7"], "task=sort has no modulus"),
-        (["-m", "algorithm=[grpo],gspo"], "algorithm takes one name, got [grpo]"),
-        (["-m", "seed=0,1", "updates_per_rollout=8,7"], "updates_per_rollout (7)"),  # one wrong point stops the sweep
-        (["--retry-failed", "-m", "seed=0,1"], "--retry-failed: none of 2 runs has failed"),
-    ],
-    ids=" ".join,
-)
-def test_wrong_words_together_are_answered_in_one_line_and_touch_nothing(
-    words: list[str], answer: str, refusal_of: Callable[..., str]
-) -> None:
-    assert answer in refusal_of(*words)
-
-
 def test_combinations_that_cannot_be_are_left_out_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["-m", "routing=off,freeze", "optimizer.router_factor=.1,1", "--dry"]
-    assert steadymoe(monkeypatch, "run", *words) == 0
-    left_out, summary, *_ = capsys.readouterr().out.splitlines()
+    left_out, summary, *_ = ran("run", *words).splitlines()
     assert left_out.startswith("left out: routing=freeze optimizer.router_factor=0.1: routing=freeze keeps routers")
     assert summary == "3 runs: 3 to run"
     # A plan that cannot say so refuses the sweep.
@@ -186,16 +152,11 @@ def test_the_users_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert compose.plan(["results_dir=" + str(tmp_path / "x")])[0].config_hash == made.config_hash
 
 
-def test_a_gpu_is_looked_for_where_a_run_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpu_is_looked_for_where_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.chdir(tmp_path)
-    words = [*SMALL, "device=cuda", "results_dir=results"]
-    assert steadymoe(monkeypatch, "run", *words, "--dry") == 0
-    capfd.readouterr()
-    assert steadymoe(monkeypatch, "run", *words) == 1
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("steadymoe: failed: ")]
+    words = ["run", *SMALL, "device=cuda", f"results_dir={tmp_path}"]
+    ran(*words, "--dry")
+    (line,) = [line for line in ran(*words, code=1).splitlines() if line.startswith("steadymoe: failed: ")]
     assert "torch finds no CUDA device here" in line
 
 
@@ -221,29 +182,24 @@ def test_memory_is_what_the_bound_says(monkeypatch: pytest.MonkeyPatch) -> None:
         fits.check_memory(made.config, task)
 
 
-def test_the_version_is_told_with_the_revision(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_version_is_told_with_the_revision(monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    assert steadymoe(monkeypatch, "--version") == 0
-    said = capsys.readouterr().out
+    said = ran("--version")
     assert said.startswith(f"steadymoe {version('steadymoe')}")
     if head.returncode == 0:
         assert f"(revision {head.stdout.strip()}" in said
     monkeypatch.setattr(revision, "__file__", "/nowhere/revision.py")
-    assert steadymoe(monkeypatch, "--version") == 0
-    assert capsys.readouterr().out == f"steadymoe {version('steadymoe')}\n"
+    assert ran("--version") == f"steadymoe {version('steadymoe')}\n"
 
 
 def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     def files() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tmp_path.glob("**/*")}
 
     words = ["run", "--dry", *SMALL, f"results_dir={tmp_path}/made", "-m", "seed=0,1,2,3", "hydra.launcher.n_jobs=2"]
-    assert steadymoe(monkeypatch, *words) == 0
-    said = capfd.readouterr().out.splitlines()
+    said = ran(*words).splitlines()
     assert said[0] == "4 runs: 4 to run"
     assert said[1].startswith("minutes: unknown")
     assert files() == {}
@@ -257,8 +213,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     damaged.folder.mkdir(parents=True)
     (damaged.folder / "run.json").write_text("{}")
     before = files()
-    assert steadymoe(monkeypatch, *words) == 0
-    said = capfd.readouterr().out.splitlines()
+    said = ran(*words).splitlines()
     assert said[0] == "4 runs: 1 damaged (rerun; the old files are kept), 1 finished (skipped), 2 to run"
     # Three runs of six steps of 100 seconds, two at once.
     assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of finished runs")
@@ -267,32 +222,26 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
         assert f"seed={number}, learning rate 0.001: " in line
         assert line.endswith(f"/seed={number}")
     assert len(said) == 7
-    assert steadymoe(monkeypatch, *words, "seed=range(1,31)") == 0
-    said = capfd.readouterr().out.splitlines()
+    said = ran(*words, "seed=range(1,31)").splitlines()
     assert (len(said), said[-1]) == (25, "… and 10 more")
-    assert steadymoe(monkeypatch, *words, "rollout.responses=16") == 0
-    assert "minutes: unknown" in capfd.readouterr().out
+    assert "minutes: unknown" in ran(*words, "rollout.responses=16")
     assert files() == before
 
 
-def test_the_status_of_a_folder_that_is_not_there_is_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
+def test_the_status_of_a_folder_that_is_not_there_is_no_success(tmp_path: Path, ran: Said, refused: Said) -> None:
     (tmp_path / "file").write_text("")
     for where in ("nowhere", "file"):
         assert f"there is no folder {tmp_path / where}" in refused("status", "--results", str(tmp_path / where))
-    assert steadymoe(monkeypatch, "status", "--results", str(tmp_path)) == 0  # a folder of no runs yet
+    ran("status", "--results", str(tmp_path))  # a folder of no runs yet
 
 
 @pytest.mark.parametrize("words", [["reprot"], [], ["report", "--formt", "png"], ["status", "--experiment", "x\x1b"]])
-def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(
-    words: list[str], refused: Callable[..., str]
-) -> None:
+def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(words: list[str], refused: Said) -> None:
     assert "\x1b" not in refused(*words)
 
 
 def test_a_results_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused("run", f"results_dir={tmp_path}/file/results")
@@ -300,73 +249,51 @@ def test_a_results_folder_that_cannot_be_written_is_refused(
     assert "cannot be written" in refused("run", f"results_dir={tmp_path}")
 
 
-def test_a_sweep_runs_reports_and_tells_its_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_runs_reports_and_tells_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", *SMALL, "-m", "algorithm=gspo,reinforce", "seed=0,1", "experiment_name=small"]
-    assert steadymoe(monkeypatch, *words) == 0
-    said = capfd.readouterr().out
+    said = ran(*words)
     assert "4 finished" in said
     assert "[4/4]" in said  # plain lines, since this is no terminal
     assert "steadymoe report --experiment small" in said
-    assert not (tmp_path / "outputs").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
-
-    assert steadymoe(monkeypatch, *words) == 0
-    assert "4 of 4 runs have finished before" in capfd.readouterr().out
-
-    assert steadymoe(monkeypatch, "report", "--experiment", "small", "--format", "svg") == 0
-    assert "| GSPO" in capfd.readouterr().out
+    assert "4 of 4 runs have finished before" in ran(*words)
+    assert "| GSPO" in ran("report", "--experiment", "small", "--format", "svg")
     assert (tmp_path / "results" / "report.html").exists()
-    assert steadymoe(monkeypatch, "status") == 0
-    assert "small: 4 finished" in capfd.readouterr().out
+    assert "small: 4 finished" in ran("status")
 
 
-def test_a_failed_run_is_told_with_its_command_and_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [*SMALL, "cold_start.accuracy_low=0.95", "cold_start.max_updates=1"]
-    assert steadymoe(monkeypatch, "run", *words) == 1
-    said = capfd.readouterr().err
+def test_a_failed_run_is_told_with_its_command_and_exit_code_1(tmp_path: Path, ran: Said) -> None:
+    words = [*SMALL, "cold_start.accuracy_low=0.95", "cold_start.max_updates=1", f"results_dir={tmp_path}"]
+    said = ran("run", *words, code=1)
     assert "raise cold_start.max_updates" in said
     assert "again: steadymoe run" in said
-    assert steadymoe(monkeypatch, "status") == 0
-    assert "1 failed" in capfd.readouterr().out
+    assert "1 failed" in ran("status", "--results", str(tmp_path))
 
 
 def test_cfg_prints_the_config_and_checks_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said, refused: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert steadymoe(monkeypatch, "run", "--cfg", "job", "algorithm=gspo", "steps=7") == 0
-    said = capsys.readouterr().out
+    said = ran("run", "--cfg", "job", "algorithm=gspo", "steps=7")
     assert "steps: 7" in said
     assert "steadymoe.algorithms.gspo.GSPO" in said
-    assert steadymoe(monkeypatch, "run", "--cfg", "job", "stepz=1") == 2
+    refused("run", "--cfg", "job", "stepz=1")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_of_another_model_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_file({"model.norm.weight": torch.ones(3)}, "other.safetensors")
-    said = refused("run", "cold_start.path=other.safetensors")
-    assert "does not fit this model; the first weight that differs is" in said
+def test_weights_of_another_model_are_refused(tmp_path: Path, refused: Said) -> None:
+    save_file({"model.norm.weight": torch.ones(3)}, tmp_path / "other.safetensors")
+    assert "does not fit this model" in refused("run", f"cold_start.path={tmp_path}/other.safetensors")
 
 
 def test_what_a_user_keeps_outside_the_suite_runs_as_the_page_says(tmp_path: Path) -> None:
-    text = (Path(__file__).parent.parent / "docs" / "your_algorithm.md").read_text()
-    blocks = dict(re.findall(r"`~/mine/([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)```", text, re.DOTALL))
+    text, blocks = (ROOT / "docs" / "your_algorithm.md").read_text(), tutorial()
     configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
     del blocks["my_figures.py"]  # tests/report/test_report_page.py draws it
     modules = {"my_losses.py", "my_metrics.py", "my_tasks.py"}
     assert set(blocks) == {*modules, *(f"conf/{name}.yaml" for name in configs)}
-    for name, block in blocks.items():
-        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "mine" / name).write_text(block)
+    write_all(tmp_path / "mine", blocks)
     (command,) = re.findall(r"^STEADYMOE_PATH=\S+ steadymoe run .*", text, re.MULTILINE)
     steadymoe_ = f"{shlex.quote(sys.executable)} -m steadymoe.bench.cli"
 
@@ -382,7 +309,7 @@ def test_what_a_user_keeps_outside_the_suite_runs_as_the_page_says(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
     (made,) = tmp_path.glob("results/runs/reversal/half_clipped/shallow/reverse/**/run.json")
-    facts = record.read_run(made.parent) or {}
+    facts = record.known(made.parent)
     assert facts["command"].startswith(f"STEADYMOE_PATH={tmp_path}/mine steadymoe run algorithm=half_clipped")
     assert facts["moe_layers"] == 2
     wrong = run_("algorithm=half_clipped", "algorithm.loss.epsilon_high=0.3")
@@ -390,20 +317,10 @@ def test_what_a_user_keeps_outside_the_suite_runs_as_the_page_says(tmp_path: Pat
     assert "did you mean clip_high?" in wrong.stderr
 
 
-def test_one_figure_is_drawn_from_the_experiment_that_is_named(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["report", "--figure", "fig02", "--experiment", "small", "--results", str(recorded), "--format", "svg"]
-    assert steadymoe(monkeypatch, *words) == 0
-    assert (recorded / "figures" / "small-fig02-clip_fraction.svg").exists()
-    assert {path.suffix for path in (recorded / "figures").iterdir()} == {".svg", ".txt"}
-    assert "small-fig02-clip_fraction.csv" in capsys.readouterr().out
-
-
-def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, ran: Said) -> None:
     for name in ("one", "two"):  # several are drawn in processes of their own
         shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / name)
-    assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), "--format", "png") == 0
+    ran("report", "--results", str(tmp_path), "--format", "png")
     drawn = sorted((tmp_path / "figures").iterdir())
     assert {path.suffix for path in drawn} == {".png", ".svg", ".txt"}  # svg is what the page shows
     together = {path: path.read_bytes() for path in [*drawn, *(tmp_path / "tables").iterdir()]}
@@ -413,15 +330,14 @@ def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, mon
     assert 2 * len(of_two) == len(together)
     for path in together:
         path.unlink()
-    words = ["report", "--results", str(tmp_path), "--experiment", "two", "--format", "png"]
-    assert steadymoe(monkeypatch, *words) == 0
+    ran("report", "--results", str(tmp_path), "--experiment", "two", "--format", "png")
     assert of_two == {path: path.read_bytes() for path in of_two}
 
 
 @pytest.mark.parametrize("option", ["--format", "--arms"])
 @pytest.mark.parametrize("instead", [["--list"], ["--keep", "kept"], ["--export", "csv"]])
 def test_an_option_that_would_change_nothing_is_refused(
-    instead: list[str], option: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    instead: list[str], option: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     monkeypatch.chdir(recorded)
     given = {"--format": "svg", "--arms": "grpo"}[option]
@@ -441,35 +357,28 @@ def test_an_option_that_would_change_nothing_is_refused(
     ],
 )
 def test_what_cannot_be_drawn_is_answered_in_one_line_and_writes_nothing(
-    words: str, said: str, recorded: Path, refused: Callable[..., str]
+    words: str, said: str, recorded: Path, refused: Said
 ) -> None:
     assert said in refused("report", *words.split(), "--results", str(recorded))
     assert [path.name for path in recorded.iterdir()] == ["runs"]
 
 
-def test_the_list_of_figures_says_which_have_their_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_of_figures_says_which_have_their_data(tmp_path: Path, ran: Said) -> None:
     shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / "quickstart")
-    assert steadymoe(monkeypatch, "report", "--list", "--results", str(tmp_path)) == 0
-    rows = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
+    lines = ran("report", "--list", "--results", str(tmp_path)).splitlines()
+    rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
     assert rows["fig01"].split("|")[4].strip() == "yes"
     assert rows["fig05"].split("|")[4].strip() == "no: no ended runs"
 
 
 def test_the_live_display_shows_every_run(tmp_path: Path) -> None:
-    from rich.console import Console
-
     runs = compose.plan([*SMALL, f"results_dir={tmp_path}", "seed=0,1"], multirun=True)
     execute.execute(runs[0])
     console = Console(force_terminal=True, width=120, record=True)
     with progress.watch(runs, console):
         pass
     shown = console.export_text()
-    assert "1 of 2 runs done" in shown
-    assert "grpo seed=0" in shown
-    assert "6/6" in shown
-    assert "waiting" in shown
+    assert all(part in shown for part in ("1 of 2 runs done", "grpo seed=0", "6/6", "waiting")), shown
 
 
 def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None:
@@ -498,14 +407,7 @@ def test_the_hash_covers_what_changes_numbers_and_nothing_else(monkeypatch: pyte
     same = ["experiment_name=b", "results_dir=elsewhere", "checkpoint_every=3", "checkpoint_keep=3", "retry=failed"]
     same += ["log=wandb", "optimizer.max_grad_norm=1"]
     assert {hashed(word) for word in same} == {hashed()}
-    others = [
-        "seed=1",
-        "steps=99",
-        "algorithm=gspo",
-        "model=micro",
-        "model.config.num_experts=8",
-        "precision=bf16",
-    ]
+    others = ["seed=1", "steps=99", "algorithm=gspo", "model=micro", "model.config.num_experts=8", "precision=bf16"]
     assert len({hashed(), *map(hashed, others)}) == 1 + len(others)
 
 
@@ -545,11 +447,9 @@ def test_settings_are_what_no_run_of_a_sweep_sweeps() -> None:
 
 
 def test_recorded_hashes_are_those_of_today() -> None:
-    folders = sorted(RECORDED.glob("**/run.json"))
+    folders = [path.parent for path in RECORDED.glob("**/run.json")]
     assert folders
-    for path in folders:
-        facts = record.read_run(path.parent)
-        assert facts is not None
+    for facts in map(record.known, folders):
         assert facts["config_hash"] == identity.config_hash(facts["config"])
 
 
@@ -569,14 +469,6 @@ def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_wo
     assert progress._left([state("cold start", 0, None)]) == "?"
 
 
-def wait_for(words: str, shown: io.StringIO) -> None:
-    """Until they are shown; not for longer than any machine needs."""
-    until = time.monotonic() + 60
-    while words not in shown.getvalue():
-        assert time.monotonic() < until, shown.getvalue()
-        time.sleep(0.001)
-
-
 def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -590,9 +482,9 @@ def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_ma
         stop = threading.Event()
         thread = threading.Thread(target=progress._show_lines, args=([made], Console(file=shown), stop))
         thread.start()
-        wait_for("25 updates", shown)
+        wait_for(lambda: "25 updates" in shown.getvalue())
         folder.update(progress=dict(zip(progress.CHECK, checks[1], strict=True)))
-        wait_for("50 updates", shown)
+        wait_for(lambda: "50 updates" in shown.getvalue())
         stop.set()
         thread.join()
     first, *_, second = shown.getvalue().splitlines()
@@ -600,6 +492,5 @@ def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_ma
     assert second.endswith("50 updates, accuracy 0.25, 0 needed, about 1:01 left of it")
     shutil.rmtree(made.folder)
     assert execute.execute(made) == "finished"
-    facts = record.read_run(made.folder)
-    assert facts is not None
-    assert facts["progress"]["best_reward"] == record.read_table(made.folder, "steps")["reward"].max()
+    best = record.known(made.folder)["progress"]["best_reward"]
+    assert best == record.read_table(made.folder, "steps")["reward"].max()

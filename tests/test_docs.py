@@ -10,6 +10,7 @@ from pathlib import Path
 
 import generate
 import pytest
+from fixtures import tutorial, write_all
 from small_runs import SMALL
 
 from steadymoe import bench, conf
@@ -138,14 +139,11 @@ def test_commands_within_a_sentence_are_understood() -> None:
 
 
 def test_the_own_loss_of_the_tutorial_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "your_algorithm.md").read_text()
-    files = re.findall(r"`~/mine/([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)```", page, re.DOTALL)
-    files = files[:3]  # the others are run in test_cli.py and tests/report
-    assert [name for name, _ in files] == ["my_losses.py", "conf/algorithm/half_clipped.yaml", "my_metrics.py"]
-    assert files[0][1].count("\n") <= 18
-    for name, text in files:
-        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "mine" / name).write_text(text)
+    ours = ["my_losses.py", "conf/algorithm/half_clipped.yaml", "my_metrics.py"]
+    files = tutorial()  # the others run in test_cli.py and tests/report
+    assert list(files)[:3] == ours
+    assert files["my_losses.py"].count("\n") <= 18
+    write_all(tmp_path / "mine", {name: files[name] for name in ours})
     (command,) = [words for words in commands("docs/your_algorithm.md") if words[:3] == ["steadymoe", "run", "-m"]]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(external.VARIABLE, str(tmp_path / "mine"))

@@ -10,7 +10,6 @@ import hydra
 import many_runs
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 
 from steadymoe.bench.report import archive, realism, report_page, tables
 from steadymoe.bench.runs import compose, dry, identity, provenance, record, status
@@ -92,22 +91,6 @@ def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: C
     counted = [calls.during(lambda n=n: looked_at(n)) for n in (5, 30)]
     assert counted[0] == counted[1]
     assert counted[0]["_paces"] == 1
-
-
-@pytest.mark.parametrize(
-    "word",
-    ["optimizer.learning_rate=1", "optimizer.learning_rate=3e-4", "threads=2", "savings.sampler_as_old=10", "log=null",
-     "model.config.hidden_size=64", "results_dir='a b'", "evaluation.permuted_routes=true",
-     "rollout={prompts:8,responses:4}"],
-)  # fmt: skip
-def test_a_value_changed_without_hydra_is_that_of_hydra(word: str) -> None:
-    words = ["algorithm=gspo", "model=micro", word]
-    with compose.overrides.composing(words):
-        plain, choices = compose.overrides.compose(words)
-        config = hydra.compose("config", words, return_hydra_config=True)
-        theirs = {key: config[key] for key in config if key != "hydra"}
-        assert plain == OmegaConf.to_container(OmegaConf.create(theirs), resolve=True)
-        assert choices["algorithm"] == config.hydra.runtime.choices["algorithm"]
 
 
 def test_labels_of_paths_take_one_look_at_each_path(calls: Calls) -> None:

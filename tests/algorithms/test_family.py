@@ -325,10 +325,7 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     "cppo": (lambda r, u, a, p: cppo(u, p, a), by_sum),
     "flash_reinforce": (lambda r, u, a, p: flash_reinforce(u, p, a), by_response),
     "r2vpo_fixed": (
-        lambda r, u, a, p: (
-            [x * a - 0.04 * (x - 1) ** 2 for x in r],
-            [x * a - 0.08 * (x - 1) * x for x in r],
-        ),
+        lambda r, u, a, p: ([x * a - 0.04 * (x - 1) ** 2 for x in r], [x * a - 0.08 * (x - 1) * x for x in r]),
         by_token,
     ),
     "fspo_dual_clip": (lambda r, u, a, p: fspo_dual_clip(r, a), by_sum),

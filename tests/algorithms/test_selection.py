@@ -155,10 +155,7 @@ KEPT: dict[str, tuple[dict[str, Any], Callable[[Batch], Marks]]] = {
     "opsm": ({"max_divergence": 0.2, "host": {"clip_low": 0.99, "clip_high": 99.0}}, far_and_bad),
     "mis_po": (
         {"sequence_low": 0.8, "sequence_high": 1.3, "ratio_low": 0.5, "ratio_high": 2.0},
-        both(
-            by_token(geometric, band(0.5, 2.0)),
-            by_response(geometric, lambda row: band(0.8, 1.3)(average(row))),
-        ),
+        both(by_token(geometric, band(0.5, 2.0)), by_response(geometric, lambda row: band(0.8, 1.3)(average(row)))),
     ),
     "dppo": ({"max_divergence": 0.02}, unless_outward(lambda batch: divergences(batch, "tv"), 0.02)),
     "dppo_kl": ({"max_divergence": 0.01}, unless_outward(divergences, 0.01)),

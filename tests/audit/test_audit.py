@@ -1,8 +1,8 @@
 """``steadymoe audit`` at tiny size: its files are made once, its numbers are a run's, wrong words touch nothing."""
 
 import json
+import shlex
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from filelock import FileLock, Timeout
-from fixtures import MICRO, steadymoe
+from fixtures import MICRO, Said, steadymoe
 from small_audits import WORDS
 from small_runs import planned
 from transformers import PreTrainedModel
@@ -131,22 +131,18 @@ def test_a_killed_audit_resumes_to_the_same_bytes(
 
 
 def test_a_finished_audit_is_shown_and_not_measured_again(
-    results: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    results: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.setattr(measure, "audit", lambda *_: pytest.fail("measured again"))
-    assert steadymoe(monkeypatch, "audit", *WORDS, f"results_dir={results}") == 0
-    printed = capsys.readouterr()
-    assert f"finished: {folder}" in printed.err
-    assert "usefulness" in printed.out
+    words = [*WORDS, f"results_dir={results}"]
+    assert "usefulness" in ran("audit", *words)
     (folder / "k=2.parquet").rename(folder / "kept")
-    assert steadymoe(monkeypatch, "audit", "--dry", *WORDS, f"results_dir={results}") == 0
+    assert ran("audit", "--dry", *words).endswith("to do: k=2\n")
     (folder / "kept").rename(folder / "k=2.parquet")
-    assert capsys.readouterr().out.endswith("to do: k=2\n")
     facts = (folder / "audit.json").read_text()
     (folder / "audit.json").write_text(facts.replace('"finished"', '"begun"'))  # killed after the last table
-    for more, shown in (((), "to do: audit.json\n"), (("--redo",), "to do: k=0, k=2\n")):
-        assert steadymoe(monkeypatch, "audit", "--dry", *more, *WORDS, f"results_dir={results}") == 0
-        assert capsys.readouterr().out.endswith(shown)
+    assert ran("audit", "--dry", *words).endswith("to do: audit.json\n")
+    assert ran("audit", "--dry", "--redo", *words).endswith("to do: k=0, k=2\n")
     (folder / "audit.json").write_text(facts)
 
 
@@ -264,42 +260,38 @@ def test_the_section_of_audits_changes_no_run(tmp_path: Path) -> None:
 
 # --- refusals ----------------------------------------------------------------------------------------
 
-DENSE = ["model=dense_flat", "task=sort"]
 REFUSED = {
-    "dense": ([*DENSE, "audit.routing=[r2]"], "dense and has no routers"),
-    "an algorithm": (["algorithm=gspo"], "audit.algorithms=[grpo,gspo]"),
-    "routing": (["routing=r2"], "audit.routing"),
-    "an old sampler": (["engine=stale", "engine.strength=2"], "engine=stale"),
-    "unknown algorithm": (["audit.algorithms=[grop]"], "grop"),
-    "no words": (["+audit.arms.wide=3"], "audit.arms.wide"),
-    "words of a run": (['+audit.arms.wide="algorithm=grpo seed=3"'], "audit.arms.wide"),
-    "missing checkpoint": (["start_from=nowhere@3"], "there is no run in"),
-    "no gradient": ([f'+audit.arms.none="algorithm=grpo algorithm.loss._target_={__name__}.Nothing"'], "no gradient"),
-    "a flag": (["--fast"], "--fast"),
-    "a bundle": (["--bundle", "x.jsonl"], "is now steadymoe-integrations audit FILE"),
-    "tensors": (["--conformance=x"], "is now steadymoe-integrations conformance TENSORS"),
-    "nothing": (["audit.algorithms=[]"], "audit.algorithms"),
-    "a number for a list": (["audit.drift=3"], "must be a valid tuple"),
-    "a text for a number": (["audit.router_scale=[a]"], "must be a valid number, got 'a'"),
-    "one loss twice": (["audit.algorithms=[grpo,grpo]"], "must not repeat"),
-    "an empty list": (["audit.drift=[]"], "at least 1"),
-    "unknown routing": (["audit.routing=[free,r9]"], "must be 'free', 'r2' or 'r3'"),
-    "r3 without an engine": (["audit.routing=[free,r3]"], "use r2"),
-    "too many updates": (["audit.drift=[0,32]"], "the prompts of a rollout serve"),
-    "no start": (["audit.drift=[1]"], "must hold 0"),
-    "groups": (["audit.groups=5"], "must divide"),
-    "few mini-batches": (["audit.groups=24"], "at least twice"),
-    "micro-batches": (["microbatch=4"], "microbatch=null"),
+    "model=dense_flat task=sort audit.routing=[r2]": "dense and has no routers",
+    "algorithm=gspo": "audit.algorithms=[grpo,gspo]",
+    "routing=r2": "audit.routing",
+    "engine=stale engine.strength=2": "engine=stale",
+    "audit.algorithms=[grop]": "grop",
+    "+audit.arms.wide=3": "audit.arms.wide",
+    """'+audit.arms.wide="algorithm=grpo seed=3"'""": "audit.arms.wide",
+    "start_from=nowhere@3": "there is no run in",
+    f"""'+audit.arms.none="algorithm=grpo algorithm.loss._target_={__name__}.Nothing"'""": "no gradient",
+    "--fast": "--fast",
+    "--bundle x.jsonl": "is now steadymoe-integrations audit FILE",
+    "--conformance=x": "is now steadymoe-integrations conformance TENSORS",
+    "audit.algorithms=[]": "audit.algorithms",
+    "audit.router_scale=[a]": "must be a valid number, got 'a'",
+    "audit.routing=[free,r9]": "must be 'free', 'r2' or 'r3'",
+    "audit.routing=[free,r3]": "use r2",
+    "audit.drift=[0,32]": "the prompts of a rollout serve",
+    "audit.drift=[1]": "must hold 0",
+    "audit.groups=5": "must divide",
+    "audit.groups=24": "at least twice",
+    "microbatch=4": "microbatch=null",
 }
 
 
-@pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "audit", lambda *_: pytest.fail("measured"))
-    assert said in refused("audit", *words)
+    assert REFUSED[words] in refused("audit", *shlex.split(words))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -307,7 +299,7 @@ def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
 
 
 def test_a_mid_run_audit_begins_at_the_weights_and_moments_of_its_trunk(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    results: Path, tmp_path: Path, ran: Said
 ) -> None:
     shutil.copytree(results / "cold_starts", tmp_path / "cold_starts")
     words = [word for word in WORDS if not word.startswith(("audit.", "+audit.", "experiment_name"))]
@@ -316,6 +308,6 @@ def test_a_mid_run_audit_begins_at_the_weights_and_moments_of_its_trunk(
     assert execute.execute(run) in ("finished", "diverged")
     one = [word for word in WORDS if not word.startswith("+audit.arms")]
     one += [f"results_dir={tmp_path}", f'start_from="{run.folder}@2"', "audit.drift=[0]", "audit.algorithms=[grpo]"]
-    assert steadymoe(monkeypatch, "audit", *one) == 0
+    ran("audit", *one)
     (found,) = (tmp_path / "audits").glob("**/k=0.parquet")
     assert set(pd.read_parquet(found)["start"]) == {2}

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fixtures import steadymoe
+from fixtures import Said
 from small_audits import WORDS, Scene, moved, scene
 from small_figures import said, shown
 
@@ -153,10 +153,8 @@ def test_equal_scores_have_no_sign_however_their_mean_rounds(one: Scene) -> None
 # --- from words to files -----------------------------------------------------------------------------
 
 
-def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert steadymoe(monkeypatch, "audit", *ALONE, f"results_dir={tmp_path}") == 0
+def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(tmp_path: Path, ran: Said) -> None:
+    ran("audit", *ALONE, f"results_dir={tmp_path}")
     found = archive.load(tmp_path, "tiny").rows
     assert set(found["k"]) == {0, 2}
     assert set(found["block"]) == {""}

@@ -1,12 +1,12 @@
 """How experts are computed: back ends agree, one is chosen by name; what cannot be had is refused before training."""
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fixtures import Said
 from small_models import FAMILIES, forward_and_gradients, make, shipped
 from small_runs import planned
 from transformers import PreTrainedModel
@@ -79,16 +79,13 @@ def test_the_back_end_that_is_asked_for_computes_the_experts_of_a_run(
     ],
 )
 def test_a_back_end_that_cannot_run_is_refused_before_training(
-    words: list[str], installed: bool, message: str, monkeypatch: pytest.MonkeyPatch, refusal_of: Callable[..., str]
+    words: list[str], installed: bool, message: str, monkeypatch: pytest.MonkeyPatch, refusal_of: Said
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     find_spec = importlib.util.find_spec
     theirs = ("triton", "stk", "megablocks")
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *args: (object() if installed else None) if name in theirs else find_spec(name, *args),
-    )
+    found = object() if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: found if name in theirs else find_spec(name, *a))
     assert message in refusal_of(*words)
 
 

@@ -127,9 +127,9 @@ def test_an_update_that_is_not_applied_moves_no_bias_and_the_reference_keeps_the
 
 
 @pytest.mark.parametrize("model", ["micro", "deepseek_v3_micro"])
-def test_a_balanced_run_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_a_balanced_run_resumes_to_the_bit(tmp_path: Path, model: str) -> None:
     words = [*BALANCED, f"model={model}", "engine=stale", "engine.strength=2", "steps=4"]
-    assert_resumes(tmp_path, monkeypatch, 4, *words)
+    assert_resumes(tmp_path, 4, *words)
 
 
 def test_a_branch_of_a_balanced_trunk_begins_at_its_biases(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures import RECORDED
 
 from steadymoe.bench.report import archive, report_page
 from steadymoe.bench.runs import identity
@@ -15,51 +14,41 @@ from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training import columns
 
 
-def small(to: Path) -> Path:
-    shutil.copytree(RECORDED / "runs", to / "runs")
-    return to
-
-
-def test_the_report_of_what_is_kept_is_that_of_the_runs_byte_for_byte(tmp_path: Path) -> None:
-    results = small(tmp_path / "results")
-    made = report_page.make(results, formats=["svg"])  # every format is drawn from one figure
-    report_page.keep(results, "small", tmp_path / "kept")
-    assert not (tmp_path / "kept" / "runs").exists()
-    again = report_page.make(tmp_path / "kept", formats=["svg"])
+def test_the_report_of_what_is_kept_is_that_of_the_runs_byte_for_byte(recorded: Path) -> None:
+    made = report_page.make(recorded, formats=["svg"])  # every format is drawn from one figure
+    report_page.keep(recorded, "small", recorded / "kept")
+    assert not (recorded / "kept" / "runs").exists()
+    again = report_page.make(recorded / "kept", formats=["svg"])
     assert [path.name for path in again.files] == [path.name for path in made.files]
     for ours, theirs in zip(made.files, again.files, strict=True):
         assert ours.read_bytes() == theirs.read_bytes(), ours.name
     assert again.missing == made.missing
 
 
-def test_only_what_tables_and_figures_read_is_kept(tmp_path: Path) -> None:
-    report_page.keep(small(tmp_path), None, tmp_path / "kept")
-    kept = archive.load(tmp_path / "kept", "small")
+def test_only_what_tables_and_figures_read_is_kept_and_no_number_can_be_exported_from_it(recorded: Path) -> None:
+    report_page.keep(recorded, None, recorded / "kept")
+    kept = archive.load(recorded / "kept", "small")
     assert set(kept["steps"]["metric"]) <= columns.kept()
     assert not {"folder", "numbers"} & set(kept["runs"])
-    assert archive.experiments(tmp_path / "kept") == ["small"]
+    assert archive.experiments(recorded / "kept") == ["small"]
+    with pytest.raises(report_page.NothingToReport, match="holds tables without their runs"):
+        report_page.export(recorded / "kept", "small", "csv")
+    with pytest.raises(report_page.NothingToReport, match="no ended runs"):
+        report_page.keep(recorded, "large", recorded / "kept")
 
 
-def test_an_archive_is_replaced_unless_it_would_lose_a_run(tmp_path: Path) -> None:
-    results, kept = small(tmp_path), tmp_path / "kept"
-    for path in report_page.keep(results, None, kept):
+def test_an_archive_is_replaced_unless_it_would_lose_a_run(recorded: Path) -> None:
+    kept = recorded / "kept"
+    for path in report_page.keep(recorded, None, kept):
         before = path.read_bytes()
-        report_page.keep(results, None, kept)
+        report_page.keep(recorded, None, kept)
         assert path.read_bytes() == before
-    shutil.rmtree(results / "runs" / "small" / "gspo")
-    shutil.copytree(results / "runs" / "small", results / "runs" / "first")  # and is not kept either
+    shutil.rmtree(recorded / "runs" / "small" / "gspo")
+    shutil.copytree(recorded / "runs" / "small", recorded / "runs" / "first")  # and is not kept either
     with pytest.raises(UserError, match=r"small has the only copy of \d of its \d runs \(the first: gspo .*seed=\d+\)"):
-        report_page.keep(results, None, kept)
+        report_page.keep(recorded, None, kept)
     assert "gspo" in set(archive.load(kept, "small")["runs"]["algorithm"])
     assert archive.experiments(kept) == ["small"]
-
-
-def test_every_number_cannot_be_exported_from_what_is_kept(tmp_path: Path) -> None:
-    report_page.keep(small(tmp_path), "small", tmp_path / "kept")
-    with pytest.raises(report_page.NothingToReport, match="holds tables without their runs"):
-        report_page.export(tmp_path / "kept", "small", "csv")
-    with pytest.raises(report_page.NothingToReport, match="no ended runs"):
-        report_page.keep(tmp_path, "large", tmp_path / "kept")
 
 
 def other_trainers(results: Path, algorithm: str = "gspo") -> None:
@@ -71,45 +60,44 @@ def other_trainers(results: Path, algorithm: str = "gspo") -> None:
         path.write_text(json.dumps(facts))
 
 
-def test_runs_of_another_trainer_stand_on_the_page_and_are_joined_to_nothing(tmp_path: Path) -> None:
-    results = small(tmp_path)
-    other_trainers(results)
-    everything = archive.load(results, "small", foreign=True)["runs"]
+@pytest.mark.usefixtures("no_figures")
+def test_runs_of_another_trainer_stand_on_the_page_and_are_joined_to_nothing(recorded: Path) -> None:
+    other_trainers(recorded)
+    everything = archive.load(recorded, "small", foreign=True)["runs"]
     (foreign,) = set(everything.loc[everything["origin"] != "", "arm"])
-    assert foreign not in set(archive.load(results, "small")["runs"]["arm"])
-    report_page.make(results, formats=["svg"])
-    assert foreign in (results / "tables" / "small-summary.csv").read_text()
+    assert foreign not in set(archive.load(recorded, "small")["runs"]["arm"])
+    report_page.make(recorded, formats=["svg"])
+    assert foreign in (recorded / "tables" / "small-summary.csv").read_text()
     for ranked in ("leaderboard", "head_to_head"):
-        assert foreign not in (results / "tables" / f"small-{ranked}.csv").read_text()
-    own, kept = everything.query("algorithm == 'grpo'"), tmp_path / "kept"
+        assert foreign not in (recorded / "tables" / f"small-{ranked}.csv").read_text()
+    own, kept = everything.query("algorithm == 'grpo'"), recorded / "kept"
     axes, theirs = own["axes_values"].iloc[0], everything.query("algorithm == 'gspo'")["axes_values"].iloc[0]
     assert theirs == {"trainer": "trl", **axes}
-    report_page.keep(results, "small", kept)
+    report_page.keep(recorded, "small", kept)
     for name in ("runs", "steps", "histograms", "evaluations"):
         assert set(archive.load(kept, "small")[name]["arm"]) == {"grpo", "reinforce"}
         assert foreign in set(archive.load(kept, "small", foreign=True)[name]["arm"])
 
 
-def test_where_one_other_trainer_made_every_run_its_arms_are_ranked(tmp_path: Path) -> None:
-    results = small(tmp_path)
+@pytest.mark.usefixtures("no_figures")
+def test_where_one_other_trainer_made_every_run_its_arms_are_ranked(recorded: Path) -> None:
     for algorithm in ("grpo", "gspo", "reinforce"):
-        other_trainers(results, algorithm)
-    assert archive.load(results, "small")["runs"].empty
-    report_page.make(results, formats=["svg"])
-    assert pd.read_csv(results / "tables" / "small-leaderboard.csv")["arm"].nunique() == 3
+        other_trainers(recorded, algorithm)
+    assert archive.load(recorded, "small")["runs"].empty
+    report_page.make(recorded, formats=["svg"])
+    assert pd.read_csv(recorded / "tables" / "small-leaderboard.csv")["arm"].nunique() == 3
 
 
-def test_an_archive_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    results = small(tmp_path)
-    (path, *_) = report_page.keep(results, "small", results)
-    shutil.rmtree(results / "runs")
-    (results / "data" / "small" / archive.CHECKSUMS).unlink()
+def test_an_archive_of_an_earlier_version_is_refused_in_one_line(recorded: Path) -> None:
+    (path, *_) = report_page.keep(recorded, "small", recorded)
+    shutil.rmtree(recorded / "runs")
+    (path.parent / archive.CHECKSUMS).unlink()
     with pytest.raises(Damaged, match=r"lacks checksums.json"):
-        archive.load(results, "small")
+        archive.load(recorded, "small")
     pd.read_parquet(path).drop(columns="origin").to_parquet(path, index=False)
     archive.bind(path.parent)
     with pytest.raises(Damaged, match=r"lacks origin: .* earlier version"):
-        archive.load(results, "small")
+        archive.load(recorded, "small")
 
 
 def test_arms_from_two_logs_of_one_trainer_are_ranked_together() -> None:

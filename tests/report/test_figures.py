@@ -130,13 +130,10 @@ def test_a_panel_is_a_method_a_line_a_staleness_and_the_caption_says_the_design(
             np.testing.assert_allclose(line.get_ydata(), [0.1 * updates] * 2)
     design = "Mini-batch fixed at 4 prompts" if grow else "Rollout fixed at 32 prompts"
     assert design in said(figure)
+    neither = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "prompts": [8, 16, 16]})
+    assert "Neither" in style.design(neither)
+    assert style.design(neither[:1]) == ""
     assert len({line.get_color() for line in figure.axes[0].lines}) == 2
-
-
-def test_the_design_is_not_guessed_where_neither_is_fixed() -> None:
-    steps = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "prompts": [8, 16, 16]})
-    assert "Neither" in style.design(steps)
-    assert style.design(steps[:1]) == ""
 
 
 def test_survival_steps_down_and_counts_the_collapsed() -> None:
@@ -144,10 +141,7 @@ def test_survival_steps_down_and_counts_the_collapsed() -> None:
     grpo, gspo = pd.DataFrame(rows), pd.DataFrame(rows | {"survival": 1.0})
     found = pd.concat([grpo.assign(arm="grpo", collapsed=4), gspo.assign(arm="gspo", collapsed=0)])
     figure = stability.survival(found, pd.DataFrame({"arm": ["grpo", "gspo"], "algorithm": ["grpo", "gspo"]}))
-    assert shown(figure, 0) == {
-        "grpo: 4 of 10 collapsed": [1.0, 0.6, 0.6],
-        "gspo: 0 of 10 collapsed": [1.0, 1.0, 1.0],
-    }
+    assert shown(figure, 0) == {"grpo: 4 of 10 collapsed": [1.0, 0.6, 0.6], "gspo: 0 of 10 collapsed": [1.0, 1.0, 1.0]}
     assert figure.axes[0].lines[0].get_drawstyle() == "steps-post"
     assert figure.numbers["low"].tolist()[:3] == [1.0, 0.3, 0.3]
 
@@ -384,6 +378,9 @@ def test_attribution_is_drawn_against_the_experts_at_one_depth() -> None:
     np.testing.assert_allclose(shown(figure, 0)["grpo"], [count / 128 for count in (2, 8, 32)])
     assert figure.axes[1].get_xscale() == "log"
     assert figure.axes[1].get_xlabel() == "experts of a layer"
+    names = ("log_ratio_moment_free", "log_ratio_moment_pinned", "log_ratio_moment_changed")
+    unchanged = {name: lambda arm, seed: 0.1 for name in names}  # steps without changed tokens have no ratio
+    assert shown(routing.attribution(long_table(unchanged, arms(moe_layers=[2, 4]))), 1) == {}
 
 
 def test_the_map_of_gains_is_the_last_reward_less_the_first_and_frames_the_experiments_own_setting() -> None:
@@ -457,16 +454,10 @@ def test_a_tail_of_one_seed_without_a_changed_route_has_no_interval() -> None:
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["grpo"]
 
 
-def test_steps_without_changed_tokens_have_no_ratio() -> None:
-    names = ("log_ratio_moment_free", "log_ratio_moment_pinned", "log_ratio_moment_changed")
-    values = {name: lambda arm, seed: 0.1 for name in names}
-    assert shown(routing.attribution(long_table(values, arms(moe_layers=[2, 4]))), 1) == {}
-
-
 # What is missing
 
 
-def test_a_figure_says_what_it_lacks() -> None:
+def test_a_figure_says_what_it_lacks_and_an_unknown_one_is_answered_with_near_ones() -> None:
     steps = long_table({"reward": reward}, COMPARED)
     found = {"steps": steps, "histograms": pd.DataFrame()}
     assert FIGURES["fig14"].lacks(found) == "runs with 2 values of strength"
@@ -476,9 +467,6 @@ def test_a_figure_says_what_it_lacks() -> None:
     assert FIGURES["fig01"].lacks(found) is None
     many = long_table({"reward": reward}, arms(algorithm=[f"a{k}" for k in range(9)]))
     assert FIGURES["overview"].lacks({"steps": many}) is None
-
-
-def test_an_unknown_figure_is_answered_with_near_ones() -> None:
     with pytest.raises(figures.CannotDraw, match=r"did you mean .*clip_fraction"):
         figures.find(["clip_fractoin"])
     assert [each.id for each in figures.find(["fig05", "clip_fraction"])] == ["fig05", "fig02"]

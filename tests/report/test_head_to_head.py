@@ -1,5 +1,7 @@
 """Every arm against the best one, on curves whose answers are known."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -54,23 +56,24 @@ def compared(slow: list[float], ended: int | None = None) -> pd.Series:
     return made.iloc[0]
 
 
+def cost(row: pd.Series, unit: str) -> Any:
+    (found,) = [cell for name, cell in row.items() if str(name).startswith(f"{unit} to ")]
+    return found
+
+
 def test_differences_wins_and_costs_are_those_of_the_curves() -> None:
     row = compared(rising(21))
     assert row["final reward, difference"].mean == pytest.approx(-0.001)
     assert row["p (Holm)"] == 2 / 2**4
     assert row["better"].mean == 0
     assert row["held-out wins"].mean == -0.5
-    (updates,) = [cell for name, cell in row.items() if str(name).startswith("updates to ")]
-    (tokens,) = [cell for name, cell in row.items() if str(name).startswith("tokens to ")]
+    updates, tokens = cost(row, "updates"), cost(row, "tokens")
     # Averaged over five steps both lag by two: about twice as long, and each step costs twice the tokens.
     assert 1.6 < updates.mean < 2.0
     assert tokens.mean == pytest.approx(2 * updates.mean)
     assert updates.bound == ""
     assert updates.n == len(SEEDS)
-
-
-def test_the_target_is_nine_tenths_of_the_gain() -> None:
-    row = compared(rising(21))
+    # The target is nine tenths of the gain.
     name = next(str(name) for name in row.index if str(name).startswith("updates to "))
     first = np.mean([0.01 * seed - 0.0005 for seed in SEEDS])
     assert float(name.split()[-1]) == pytest.approx(first + 0.9 * (0.815 - first), abs=1e-3)
@@ -78,17 +81,16 @@ def test_the_target_is_nine_tenths_of_the_gain() -> None:
 
 def test_an_arm_that_never_gets_there_has_a_bound() -> None:
     row = compared([0.3] * 40)
-    (samples,) = [cell for name, cell in row.items() if str(name).startswith("samples to ")]
+    samples = cost(row, "samples")
     assert samples.bound == "at least"
     assert str(samples).startswith("> ")
     assert write.to_numbers(pd.DataFrame([row]))[[f"{name} bound" for name in row.index if "samples" in name]].size == 1
 
 
 def test_a_lost_run_has_spent_what_it_had_when_it_ended() -> None:
-    level = compared([0.3] * 40, ended=10)
-    whole = compared([0.3] * 40)
-    (short,), (long,) = ([cell for name, cell in row.items() if str(name)[:6] == "update"] for row in (level, whole))
+    short, long = (cost(compared([0.3] * 40, ended), "updates") for ended in (10, None))
     assert short.mean == pytest.approx(long.mean / 4)
+    assert cost(compared(rising(21), ended=0), "updates").n == 0  # it could not even be sampled
 
 
 def test_a_log_without_tokens_is_compared_in_updates_and_seconds() -> None:
@@ -136,11 +138,3 @@ def test_arms_with_other_prompts_are_not_compared_on_them() -> None:
     made = tables.head_to_head(pd.concat(parts), runs_of("fast", "slow"), answers)
     assert made["held-out wins"].iloc[0].n == 0
     assert "–" in write.to_markdown(made)
-
-
-def test_runs_that_could_not_even_be_sampled_have_spent_nothing() -> None:
-    parts = [steps_of("fast", seed, rising(11), 10.0) for seed in SEEDS]
-    parts += [steps_of("slow", seed, rising(21), 10.0, ended=0) for seed in SEEDS]
-    made = tables.head_to_head(pd.concat(parts), runs_of("fast", "slow"), evaluations({}))
-    (updates,) = [cell for name, cell in made.iloc[0].items() if str(name).startswith("updates to ")]
-    assert updates.n == 0

@@ -2,15 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures import RECORDED, steadymoe
+from fixtures import RECORDED, Said
 
 from steadymoe.bench import results
 from steadymoe.bench.report import archive, joined, report_page
+from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import identity
 
 
@@ -64,22 +64,21 @@ def test_the_settings_that_differ_are_named_and_the_algorithms_are_not() -> None
 
 
 def test_the_report_says_the_difference_first_and_has_a_name_of_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])  # for time
     runs = pd.read_parquet(folder / "data" / "mine" / "runs.parquet").assign(task="other")
     runs.to_parquet(folder / "data" / "mine" / "runs.parquet")
     archive.bind(folder / "data" / "mine")
     words = ["--results", str(folder), "--experiment", "base,mine", "--format", "svg"]
-    assert steadymoe(monkeypatch, "report", *words) == 0
-    told = capsys.readouterr().out
+    told = ran("report", *words)
     line = next(line for line in told.splitlines() if "differ in more than" in line)
     assert "other (mine)" in line
     assert told.index(line) < told.index("| arm")
     assert line.replace("&", "&amp;") in (folder / "report.html").read_text()
     assert (folder / "tables" / "base-and-mine-summary.csv").exists()
     assert (folder / "figures" / "base-and-mine-overview.svg").exists()
-    assert steadymoe(monkeypatch, "report", "--figure", "fig02", *words) == 0
-    assert capsys.readouterr().out.startswith(line)
+    assert ran("report", "--figure", "fig02", *words).startswith(line)
 
 
 def test_an_experiment_of_another_folder_is_joined_and_told_apart(folder: Path) -> None:
@@ -105,7 +104,7 @@ def test_an_experiment_of_another_folder_is_joined_and_told_apart(folder: Path) 
     ],
 )
 def test_what_cannot_be_joined_is_answered_in_one_line(
-    experiment: str, more: tuple[str, ...], said: str, folder: Path, refused: Callable[..., str]
+    experiment: str, more: tuple[str, ...], said: str, folder: Path, refused: Said
 ) -> None:
     assert said in refused("report", "--results", str(folder), "--experiment", experiment, *more)
     assert [path.name for path in folder.iterdir()] == ["data"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures import RECORDED, steadymoe
+from fixtures import RECORDED, Said
 from legibility import faults
 from PIL import Image
-from small_figures import arms, data, long_table
+from small_figures import NAMES, arms, data, long_table
 
 from steadymoe import conf
 from steadymoe.bench.report import archive, paper, report_page
@@ -25,42 +25,45 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, suffix: str = "svg") -> str:
-    """Draw fig02 with these flags and return the SVG."""
-    common = ["--figure", "fig02", "--experiment", "small", "--results", str(folder), "--format", suffix]
-    assert steadymoe(monkeypatch, "report", *common, *words) == 0
-    return (folder / "figures" / f"small-fig02-clip_fraction.{suffix}").read_text(errors="replace")
+@pytest.fixture
+def drawn(folder: Path, ran: Said) -> Said:
+    """The SVG of fig02, drawn with some flags."""
+
+    def draw(*words: str, suffix: str = "svg") -> str:
+        common = ["--figure", "fig02", "--experiment", "small", "--results", str(folder), "--format", suffix]
+        assert "small-fig02-clip_fraction.csv" in ran("report", *common, *words)
+        return (folder / "figures" / f"small-fig02-clip_fraction.{suffix}").read_text(errors="replace")
+
+    return draw
 
 
-def test_the_caption_stands_beside_the_figure_or_in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caption_stands_beside_the_figure_or_in_it(folder: Path, drawn: Said) -> None:
     beside = folder / "figures" / "small-fig02-clip_fraction.txt"
-    assert "mean over steps" not in drawn(folder, monkeypatch)
+    assert "mean over steps" not in drawn()
     text = beside.read_text()
     assert text.startswith(FIGURES["fig02"].caption)
     assert "Bar: mean over steps and seeds (n = 3); dots: seeds. No clip: REINFORCE." in text
     beside.unlink()
-    assert "mean over steps" in drawn(folder, monkeypatch, "--caption")
+    assert "mean over steps" in drawn("--caption")
     assert not beside.exists()
 
 
-def test_names_are_those_of_papers_or_the_given_ones_or_the_typed_ones(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_those_of_papers_or_the_given_ones_or_the_typed_ones(folder: Path, ran: Said, drawn: Said) -> None:
     table = folder / "tables" / "small-fig02-clip_fraction.csv"
 
     def series() -> list[str]:
         return [line.split(",")[1] for line in table.read_text().splitlines()[1:]]
 
-    drawn(folder, monkeypatch)
+    drawn()
     assert series() == ["GRPO", "GSPO"]
-    assert ">Ours<" in drawn(folder, monkeypatch, "--names", "gspo = Ours")
+    assert ">Ours<" in drawn("--names", "gspo = Ours")
     assert series() == ["GRPO", "Ours"]
-    drawn(folder, monkeypatch, "--names", "", "--arms", "gspo")
+    drawn("--names", "", "--arms", "gspo")
     assert series() == ["gspo"]
-    drawn(folder, monkeypatch, "--arms", "GSPO")
+    drawn("--arms", "GSPO")
     assert series() == ["GSPO"]
     kept = archive.load(folder, "small")["runs"]
-    assert steadymoe(monkeypatch, "report", "--results", str(folder), "--keep", str(folder / "again")) == 0
+    ran("report", "--results", str(folder), "--keep", str(folder / "again"))
     assert archive.load(folder / "again", "small")["runs"]["arm"].tolist() == kept["arm"].tolist()
 
 
@@ -87,15 +90,21 @@ def test_a_name_changes_no_look() -> None:
         assert back == plain
 
 
-@pytest.mark.parametrize(("columns", "pixels"), [("1", 1020), ("2", 2040)])
-def test_columns_are_the_width_of_every_figure(
-    columns: str, pixels: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["--results", str(folder), "--experiment", "small", "--format", "png", "--columns", columns]
-    assert steadymoe(monkeypatch, "report", *words) == 0
+def test_columns_are_the_width_of_every_figure(folder: Path, ran: Said, drawn: Said) -> None:
+    ran("report", "--results", str(folder), "--experiment", "small", "--format", "png", "--columns", "1")
     pictures = list((folder / "figures").glob("*.png"))
     assert len(pictures) > 2
-    assert {Image.open(path).width for path in pictures} == {pixels}
+    assert {Image.open(path).width for path in pictures} == {1020}
+    drawn("--columns", "2", suffix="png")
+    assert Image.open(folder / "figures" / "small-fig02-clip_fraction.png").width == 2040
+
+
+@pytest.mark.parametrize("count", [1, 9, *(pytest.param(many, marks=pytest.mark.check) for many in (3, len(NAMES)))])
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_legible_from_one_arm_to_all_algorithms(name: str, count: int) -> None:
+    figure = FIGURES[name].figure(data(name, sorted(NAMES, key=len, reverse=True)[:count]))
+    figure.draw_without_rendering()
+    assert faults(figure) == []
 
 
 @pytest.mark.parametrize("columns", [1, pytest.param(2, marks=pytest.mark.check)])
@@ -108,7 +117,7 @@ def test_every_figure_is_legible_in_either_width(name: str, columns: int) -> Non
         assert faults(figure) == []
 
 
-def test_a_style_sheet_lies_on_top_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_style_sheet_lies_on_top_of_ours(folder: Path, drawn: Said) -> None:
     (folder / "my.mplstyle").write_text(SHEET)
     steps = long_table({"reward": lambda arm, seed: 0.5}, arms(algorithm=["grpo", "gspo"]))
     with paper.used(Paper(sheet=paper._sheet(str(folder / "my.mplstyle")))):
@@ -120,8 +129,8 @@ def test_a_style_sheet_lies_on_top_of_ours(folder: Path, monkeypatch: pytest.Mon
     assert not any(line.get_visible() for line in axis.get_xgridlines())
     assert axis.spines["top"].get_visible() is False  # ours
     assert curves.overview(steps).axes[0].xaxis.label.get_fontsize() == 7
-    assert "112233" in drawn(folder, monkeypatch, "--style", str(folder / "my.mplstyle"))
-    assert "112233" not in drawn(folder, monkeypatch)
+    assert "112233" in drawn("--style", str(folder / "my.mplstyle"))
+    assert "112233" not in drawn()
 
 
 def test_a_sheets_size_is_the_width_unless_columns_say_another() -> None:
@@ -132,7 +141,10 @@ def test_a_sheets_size_is_the_width_unless_columns_say_another() -> None:
         assert points.clip_fraction(steps).get_figwidth() == style.TWO_COLUMNS
 
 
-def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(folder: Path) -> None:
+def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])  # for time
     report_page.make(folder, "small", ["svg"])
     page = (folder / "report.html").read_text()
     assert len(re.findall(r'<source media="\(max-width: 40rem\)" srcset="data:image/svg', page)) == 1
@@ -162,14 +174,11 @@ def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(folder: P
     ],
 )
 def test_a_wrong_value_is_answered_in_one_line_and_nothing_is_written(
-    words: list[str], said: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: list[str], said: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     monkeypatch.chdir(recorded)
     for name, text in {"odd": "font.siz: 3", "bad": "font.size: big", "tex": "text.usetex: True"}.items():
         Path(f"{name}.mplstyle").write_text(f"# a comment\n{text}\n")
     before = sorted(recorded.iterdir())
-    assert steadymoe(monkeypatch, "report", "--results", str(recorded), *words) == 2
-    error = capfd.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    assert said in refused("report", "--results", str(recorded), *words)
     assert sorted(recorded.iterdir()) == before

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from fixtures import RECORDED
+from fixtures import RECORDED, tutorial, write_all
 
 from steadymoe.bench.report import archive, figures, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
@@ -53,10 +53,8 @@ def test_arms_are_named_by_what_differs() -> None:
     # The usual number is named beside another one; a choice that is off is not.
     assert archive.name_arms(frame).tolist() == ["grpo learning_rate=0.3", "grpo learning_rate=0.1 routing=r2"]
     frame["model"] = ["tiny", "deep"]
-    assert archive.name_arms(frame).tolist() == [
-        "grpo tiny learning_rate=0.3",
-        "grpo deep learning_rate=0.1 routing=r2",
-    ]
+    both = ["grpo tiny learning_rate=0.3", "grpo deep learning_rate=0.1 routing=r2"]
+    assert archive.name_arms(frame).tolist() == both
     factors = [{"optimizer.router_factor": factor, "cold_start.router_factor": 1 - factor} for factor in (0.1, 1.0)]
     named = archive.name_arms(frame.assign(axes_values=factors, numbers=[{}, {}], model="tiny"))
     assert named[0] == "grpo cold_start.router_factor=0.9 optimizer.router_factor=0.1"
@@ -66,9 +64,8 @@ def test_paths_and_hashes_are_short_in_the_names_of_arms() -> None:
     one, other = "/data/" + "a" * 90 + "/0123456789abcdef.safetensors", "/data/b/fedcba9876543210.safetensors"
     assert identity.shortener([one, other])(one) == "01234567"
     assert identity.shortener([one, one.replace("89abcdef", "00000000")])(one) == "0123456789abcdef"
-    assert (
-        identity.shortener(["/a/x/start.safetensors", "/a/y/start.safetensors"])("/a/x/start.safetensors") == "x/start"
-    )
+    alike = ["/a/x/start.safetensors", "/a/y/start.safetensors"]
+    assert identity.shortener(alike)(alike[0]) == "x/start"
     assert identity.shortener([])("start.safetensors") == "start.safetensors"  # no path
     assert identity.shortener([one])(4e-4) == "0.0004"
     frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=archive.ARM_KEYS)
@@ -175,12 +172,6 @@ class Page(HTMLParser):
         self.folds -= tag == "details"
 
 
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without their figures, which take most of a report's time."""
-    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
-
-
 def test_the_report_is_made_from_what_is_recorded(recorded: Path) -> None:
     made = report_page.make(recorded)
     assert all(path.stat().st_size > 0 for path in made.files)
@@ -210,8 +201,7 @@ def test_the_report_is_made_from_what_is_recorded(recorded: Path) -> None:
 def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded_before = report_page._samples(archive.runs(recorded, "small"))
-    assert recorded_before == {"samples": [], "left_out": 0}
+    assert report_page._samples(archive.runs(recorded, "small")) == {"samples": [], "left_out": 0}
     folders = sorted(path.parent for path in (recorded / "runs").glob("**/run.json"))
     row = {"step": 1, "prompt": "2+2=", "response": "<script>4</script>", "finished": True, "reward": 1.0}
     for folder in folders:
@@ -227,11 +217,8 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     assert "x" * samples.CHARACTERS not in page
     monkeypatch.setattr(report_page, "_MAX_CHARACTERS", 1000)
     found = report_page._samples(archive.runs(recorded, "small"))
-    assert [each["run"] for each in found["samples"]] == [
-        *(f"{arm} seed=0" for arm in ("grpo", "gspo", "reinforce")),
-        "grpo seed=1",
-    ]
-    assert found["left_out"] == 5
+    shown = [f"{arm} seed={seed}" for arm, seed in (("grpo", 0), ("gspo", 0), ("reinforce", 0), ("grpo", 1))]
+    assert ([each["run"] for each in found["samples"]], found["left_out"]) == (shown, 5)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -249,18 +236,12 @@ def test_some_arms_alone_are_reported_by_name_or_by_algorithm(recorded: Path) ->
     assert pd.read_csv(next(path for path in files if path.suffix == ".csv"))["series"].tolist() == ["gspo"]
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "your_algorithm.md").read_text()
-
-
 def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = recorded / "mine"
-    mine.mkdir()
-    (example,) = re.findall(r"```python\n(import pandas.*?)```", PAGE, re.DOTALL)
-    text = "from beside import HOME\n" + example.replace('"quickstart"', "HOME")
-    (mine / "my_figures.py").write_text(text)
-    (mine / "beside.py").write_text('HOME = "small"\n')
+    text = "from beside import HOME\n" + tutorial()["my_figures.py"].replace('"quickstart"', "HOME")
+    write_all(mine, {"my_figures.py": text, "beside.py": 'HOME = "small"\n'})
     monkeypatch.setenv(external.VARIABLE, str(mine))
     monkeypatch.setattr(sys, "path", list(sys.path))
     (spec,) = figures.find(["response_lengths"])
@@ -386,26 +367,20 @@ def lose(results: Path, step: int) -> pd.DataFrame:
     return archive.runs(results, "small")
 
 
-def test_a_run_that_is_lost_at_its_last_step_has_an_accuracy_of_zero_in_every_table(recorded: Path) -> None:
-    runs = lose(recorded, 12)
+@pytest.mark.parametrize("step", [5, 12])
+def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on(recorded: Path, step: int) -> None:
+    runs = lose(recorded, step)
     steps = archive.steps(runs)
-    summary = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm")
-    assert summary.loc["gspo", "final held-out accuracy"].mean == 0
-    assert summary.loc["gspo", "final reward"].mean > 0  # sampled before the updates that lost it
+    for metric, first in (("reward", step + 1), ("eval_accuracy", step)):  # a step is evaluated after its updates
+        ours = steps[(steps["arm"] == "gspo") & (steps["metric"] == metric) & (steps["step"] >= first)]
+        assert ours["value"].tolist() == [0.0] * 3 * (13 - first)
+    lost = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm").loc["gspo"]
+    assert lost["collapsed"] == 3
+    assert lost["final held-out accuracy"].mean == 0
+    assert (lost["final reward"].mean > 0) == (step == 12)  # sampled before the updates that lose it
+    assert (lost["best minus final reward"].mean > 0.2) or step == 12
     answers = archive.evaluations(runs).query("arm == 'gspo'")["score"]
     assert (len(answers) > 0, answers.max()) == (True, 0)
-
-
-def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on(recorded: Path) -> None:
-    runs = lose(recorded, 5)
-    steps = archive.steps(runs)
-    reward = steps[(steps["arm"] == "gspo") & (steps["metric"] == "reward")]
-    assert (reward[reward["step"] > 5]["value"] == 0).all()
-    assert (reward.groupby("seed")["step"].max() == 12).all()
-    summary = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm")
-    assert summary.loc["gspo", "collapsed"] == 3
-    assert summary.loc["gspo", "final reward"].mean == summary.loc["gspo", "final held-out accuracy"].mean == 0
-    assert summary.loc["gspo", "best minus final reward"].mean > 0.2
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -415,27 +390,19 @@ def test_runs_of_different_configs_or_versions_are_not_mixed_silently(recorded: 
     path = next((recorded / "runs").glob("**/run.json"))
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
     report_page.make(recorded)
-    edit(
-        next((recorded / "runs" / "small" / "gspo").glob("**/run.json")),
-        config_hash_without_seed="another",
-        algorithm_code="ast1:0",
-    )
-    path = next((recorded / "runs" / "small" / "grpo").glob("**/run.json"))
-    config = json.loads(path.read_text())["config"]
-    edit(path, config=config | {"precision": "bf16"}, algorithm_code="ast1:0")
-    edit([*(recorded / "runs" / "small" / "grpo").glob("**/run.json")][-1], algorithm_code="ast1:1")
-    made = report_page.make(recorded)
+    gspo, (grpo, *_, last) = ([*(recorded / "runs" / "small" / name).rglob("run.json")] for name in ("gspo", "grpo"))
+    edit(gspo[0], config_hash_without_seed="another", algorithm_code="ast1:0")
+    edit(grpo, config=json.loads(grpo.read_text())["config"] | {"precision": "bf16"}, algorithm_code="ast1:0")
+    edit(last, algorithm_code="ast1:1")
     differ = "These runs differ in versions, settings besides the axes, config (gspo), algorithm code (grpo)"
+    assert differ in report_page.make(recorded).table
     assert differ in (recorded / "report.html").read_text()
-    assert differ in made.table
 
 
 def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:
-    estimate = estimates.mean_over_seeds([1e-4, 1e-2, 1e-3], log=True)
+    found = estimates.mean_over_seeds([1e-4, 1e-2, 1e-3], log=True)
     plain = estimates.mean_over_seeds(np.log([1e-4, 1e-2, 1e-3]).tolist())
-    np.testing.assert_allclose(
-        [estimate.mean, estimate.low, estimate.high], np.exp([plain.mean, plain.low, plain.high])
-    )
+    np.testing.assert_allclose([found.mean, found.low, found.high], np.exp([plain.mean, plain.low, plain.high]))
     assert estimates.mean_over_seeds([0.0, 0.0, 0.0], log=True).mean == 0
 
 
@@ -450,9 +417,8 @@ def test_the_export_holds_every_number_of_steps_and_updates_once(
     assert not found.duplicated(["arm", "seed", "step", "update", "metric"]).any()
     for run in runs.to_dict("records"):
         ours = found[(found["arm"] == run["arm"]) & (found["seed"] == run["seed"])]
-        updates = record.read_table(Path(run["folder"]), "updates").set_index(["step", "update"])[
-            "token_ratio_variance"
-        ]
+        updates = record.read_table(Path(run["folder"]), "updates").set_index(["step", "update"])
+        updates = updates["token_ratio_variance"]
         of_updates = ours[(ours["metric"] == "token_ratio_variance") & ours["update"].notna()]
         np.testing.assert_allclose(of_updates.set_index(["step", "update"])["value"], updates, rtol=1e-12)
         of_steps = ours[(ours["metric"] == "reward") & ours["update"].isna()]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import Said
 
 from steadymoe.bench.report import seeds
 from steadymoe.bench.statistics import comparisons
@@ -114,45 +115,36 @@ THREE = HEADER + "".join(f"{arm},{seed},1,{seed}\n" for arm in "ab" for seed in 
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [
-        ({}, ["no.csv"], "there is no file no.csv"),
-        ({"a.csv": HEADER}, ["a.csv"], "a.csv has no rows"),
-        ({"a.csv": b"arm,value\n\xff,1\n"}, ["a.csv"], "not UTF-8"),
-        ({"a.csv": "step,value\n1,2\n"}, ["a.csv"], "no column arm; name its arm: --arm NAME a.csv"),
-        ({"a.csv": HEADER + "a,0,1,x\n"}, ["a.csv"], "line 2: value must be a number; got 'x'"),
-        ({"a.csv": HEADER + "a,0,,1\n"}, ["a.csv"], "line 2: has no step"),
-        ({"a.csv": HEADER + "a,0,nan,1\n"}, ["a.csv"], "line 2: has no step"),
-        ({"a.csv": HEADER + "a,0,1,nan\n"}, ["a.csv"], "a, seed 0 ends with nan"),
-        ({"a.csv": HEADER + "a,0,1,1e200\n"}, ["a.csv"], "a, seed 0 ends with 1e+200"),
-        ({"a.csv": HEADER + "a,0,1,1\nb,0,1,2\n"}, ["a.csv"], "a has one seed; a spread needs 3"),
-        ({"a.csv": HEADER + "a,0,1,1\n"}, ["a.csv"], "got 1 arms: a"),
-        (
-            {"a.jsonl": '{"value":' * 40 + "1" + "}" * 40 + "\n"},
-            ["a.jsonl"],
-            "line 1: not JSON (it has more than 32 levels",
-        ),
-        ({"a.csv": THREE}, ["a.csv", "a.csv"], "a has seed 0 already"),
-        ({"a.csv": THREE}, ["--arm", "c", "a.csv"], "c has seed 0 already"),
-        ({"a.csv": THREE, "b.csv": "step,loss\n1,2\n"}, ["a.csv", "--arm", "b", "b.csv"], "no column in common"),
-        ({"a.csv": "arm,loss,entropy\na,1,2\n"}, ["a.csv"], "--metric; the logs share loss, entropy"),
-        ({"a.csv": THREE}, ["a.csv", "--metric", "loss"], "no column 'loss'; it has arm, seed, step, value"),
-        ({"a.csv": THREE}, ["a.csv", "--step", "time"], "no column 'time'"),
-        ({"a.csv": THREE}, ["a.csv", "--difference", "0"], "--difference: must be above 0"),
-        ({"a.csv": THREE}, ["a.csv", "--last", "1.5"], "--last: must be above 0 and at most 1"),
-        ({}, [], "name the logs"),
+        ({}, "no.csv", "there is no file no.csv"),
+        ({"a.csv": HEADER}, "a.csv", "a.csv has no rows"),
+        ({"a.csv": "arm,value\n\xff,1\n"}, "a.csv", "not UTF-8"),
+        ({"a.csv": "step,value\n1,2\n"}, "a.csv", "no column arm; name its arm: --arm NAME a.csv"),
+        ({"a.csv": HEADER + "a,0,1,x\n"}, "a.csv", "line 2: value must be a number; got 'x'"),
+        ({"a.csv": HEADER + "a,0,,1\n"}, "a.csv", "line 2: has no step"),
+        ({"a.csv": HEADER + "a,0,nan,1\n"}, "a.csv", "line 2: has no step"),
+        ({"a.csv": HEADER + "a,0,1,nan\n"}, "a.csv", "a, seed 0 ends with nan"),
+        ({"a.csv": HEADER + "a,0,1,1e200\n"}, "a.csv", "a, seed 0 ends with 1e+200"),
+        ({"a.csv": HEADER + "a,0,1,1\nb,0,1,2\n"}, "a.csv", "a has one seed; a spread needs 3"),
+        ({"a.csv": HEADER + "a,0,1,1\n"}, "a.csv", "got 1 arms: a"),
+        ({"a.jsonl": '{"value":' * 40 + "1" + "}" * 40 + "\n"}, "a.jsonl", "line 1: not JSON (it has more"),
+        ({"a.csv": THREE}, "a.csv a.csv", "a has seed 0 already"),
+        ({"a.csv": THREE}, "--arm c a.csv", "c has seed 0 already"),
+        ({"a.csv": THREE, "b.csv": "step,loss\n1,2\n"}, "a.csv --arm b b.csv", "no column in common"),
+        ({"a.csv": "arm,loss,entropy\na,1,2\n"}, "a.csv", "--metric; the logs share loss, entropy"),
+        ({"a.csv": THREE}, "a.csv --metric loss", "no column 'loss'; it has arm, seed, step, value"),
+        ({"a.csv": THREE}, "a.csv --step time", "no column 'time'"),
+        ({"a.csv": THREE}, "a.csv --difference 0", "--difference: must be above 0"),
+        ({"a.csv": THREE}, "a.csv --last 1.5", "--last: must be above 0 and at most 1"),
+        ({}, "", "name the logs"),
     ],
 )
 def test_bad_logs_are_refused_in_one_line(
-    content: dict[str, str | bytes],
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Callable[..., str],
+    content: dict[str, str], words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in content.items():
-        Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert message in refused("seeds", *words)
+        Path(name).write_text(text, "latin-1")
+    assert message in refused("seeds", *words.split())
 
 
 def test_a_link_a_large_file_and_too_many_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +160,10 @@ def test_a_link_a_large_file_and_too_many_numbers_are_refused(tmp_path: Path, mo
         seeds.read([(None, tmp_path / "a.csv")])
 
 
-def test_what_the_logs_leave_open_is_noted_and_names_are_visible(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_logs_leave_open_is_noted_and_names_are_visible(tmp_path: Path, ran: Said) -> None:
     more = "a,0,1,5\na,1,2,5\n\x1b[31m,0,1,1\n\x1b[31m,1,1,2\n\x1b[31m,2,1,4\n"
     (tmp_path / "a.csv").write_text(THREE + more + "b,2,9")
-    assert seeds.main([str(tmp_path / "a.csv"), "--difference", "0.5"]) == 0
-    shown = capsys.readouterr().out
+    shown = ran("seeds", str(tmp_path / "a.csv"), "--difference", "0.5")
     assert "\x1b" not in shown
     assert r"\\x1b\[31m" in shown
     notes = shown.splitlines()[-3:]

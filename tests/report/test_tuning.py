@@ -1,14 +1,14 @@
 """``steadymoe run --tune``: which runs it makes, the best rate that it finds in made-up numbers, and a real tuning."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures import steadymoe
+from fixtures import Said
 from omegaconf import OmegaConf
 from small_runs import SMALL
 
@@ -94,7 +94,8 @@ def test_the_best_rate_is_that_of_the_highest_mean_level_and_others_are_compared
     assert rows["learning rate"].tolist() == [1e-4, 2e-4, 4e-4]
     assert rows["best"].tolist() == ["", "best", ""]
     assert rows["collapsed"].tolist() == [0, 0, 3]
-    np.testing.assert_allclose([each.mean for each in rows[tuning.LEVEL]], [0.5, 0.6, 0.3])
+    for column in (tuning.LEVEL, tuning.REWARD):
+        np.testing.assert_allclose([each.mean for each in rows[column]], [0.5, 0.6, 0.3])
     assert {each.mean for each in rows["start"]} == {0.5}
     below, _, above = rows["less best"]
     np.testing.assert_allclose([below.mean, above.mean], [-0.1, -0.3])
@@ -150,31 +151,25 @@ def test_rates_within_one_paired_standard_error_are_both_confirmed(
     )
 
 
-def test_the_reward_of_the_last_rollouts_chooses_and_not_the_last_evaluation() -> None:
-    rows = tabled({1e-4: [0.5] * 3, 2e-4: [0.6] * 3, 4e-4: [0.3] * 3})
-    runs = pd.DataFrame({"learning rate": rows["learning rate"], "best": rows["best"]})
-    assert runs.loc[runs["best"] == "best", "learning rate"].tolist() == [2e-4]
-    assert [each.mean for each in rows[tuning.REWARD]] == [0.5, 0.6, 0.3]
-
-
 def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     words = [*SMALL, "steps=2", "tuning.rate_factors=[0.5,2]", "tuning.seeds=[100]", "experiment_name=small_tuning"]
     words += [f"results_dir={tmp_path}", "hydra/launcher=basic"]
     runs, step = planned(*words), Trainer.step
-    assert steadymoe(monkeypatch, "run", "--tune", "--dry", *words) == 0
+    ran("run", "--tune", "--dry", *words)
     assert not list(tmp_path.iterdir())
 
     def stops(self: Trainer, number: int) -> Any:
         raise processes.Interrupted
 
     monkeypatch.setattr(Trainer, "step", stops)
-    assert steadymoe(monkeypatch, "run", "--tune", *words) == 130
+    ran("run", "--tune", *words, code=130)
     assert not (tmp_path / "tables").exists()
     assert f"  resume all 2: {shlex.join(['steadymoe', 'run', '--tune', *words])}" in status.lines(tmp_path)
     monkeypatch.setattr(Trainer, "step", step)
-    assert steadymoe(monkeypatch, "run", "--tune", *words) == 0
+    said = ran("run", "--tune", *words).splitlines()[-1]
+    assert said.startswith("grpo: ")
     assert [record.status(run.folder) for run in runs] == ["finished"] * 2
     written = {path: path.read_bytes() for path in (tmp_path / "tables").iterdir()}
     rows = pd.read_csv(tmp_path / "tables" / "small_tuning-tuning.csv")
@@ -185,35 +180,30 @@ def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
     finals = [record.read_table(run.folder, "steps")["eval_accuracy"].iloc[-1] for run in runs]
     assert rows.loc[rows["learning rate"] != beyond, f"{tuning.LEVEL} mean"].tolist() == finals
     assert (tmp_path / "figures" / "small_tuning-level_over_rate.png").exists()
-    said = capfd.readouterr().out.splitlines()[-1]
-    assert said.startswith("grpo: ")
     for path in written:
         path.unlink()
     monkeypatch.setattr(execute, "execute", lambda *_: pytest.fail("trained again"))
-    assert steadymoe(monkeypatch, "run", "--tune", *words) == 0
+    assert ran("run", "--tune", *words).splitlines()[-1] == said
     assert {path: path.read_bytes() for path in written} == written
-    assert capfd.readouterr().out.splitlines()[-1] == said
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("word", "part"),
     [
-        (["tuning.rate_factors=[0,1]"], "`tuning.rate_factors.0` must be greater than 0"),
-        (["tuning.rate_factors=[1,-1]"], "`tuning.rate_factors.1` must be greater than 0"),
-        (["tuning.rate_factors=[2]"], "`tuning.rate_factors` must have at least 2"),
-        (["tuning.rate_factors=[2,2.0]"], "`tuning.rate_factors` must not repeat"),
-        (["tuning.seeds=[]"], "`tuning.seeds` must have at least 1"),
-        (["tuning.seeds=[0.5]"], "`tuning.seeds.0` must be a valid integer"),
-        (["tuning.seed=[1]"], "tuning.seeds"),
-        (["~tuning"], "`tuning`"),
-        (["optimizer.learning_rate=0"], "learning rates above 0"),
-        (["optimizer.learning_rate=0,1e-4"], "learning rates above 0"),
-        (["optimizer.learning_rate=choice(1e-4)"], "two or more"),
-        (["optimizer.learning_rate=1e-4,1e-4"], "the same run"),
-        (["optimizer.learning_rate=abc,def"], "optimizer.learning_rate"),
-        (["seed=["], "cannot read"),
-        (["experiment=long,stale"], "names 2 sweeps"),
+        ("tuning.rate_factors=[0,1]", "`tuning.rate_factors.0` must be greater than 0"),
+        ("tuning.rate_factors=[2]", "`tuning.rate_factors` must have at least 2"),
+        ("tuning.rate_factors=[2,2.0]", "`tuning.rate_factors` must not repeat"),
+        ("tuning.seeds=[]", "`tuning.seeds` must have at least 1"),
+        ("tuning.seeds=[0.5]", "`tuning.seeds.0` must be a valid integer"),
+        ("tuning.seed=[1]", "tuning.seeds"),
+        ("~tuning", "`tuning`"),
+        ("optimizer.learning_rate=0,1e-4", "learning rates above 0"),
+        ("optimizer.learning_rate=choice(1e-4)", "two or more"),
+        ("optimizer.learning_rate=1e-4,1e-4", "the same run"),
+        ("optimizer.learning_rate=abc,def", "optimizer.learning_rate"),
+        ("seed=[", "cannot read"),
+        ("experiment=long,stale", "names 2 sweeps"),
     ],
 )
-def test_a_wrong_tuning_is_refused_in_one_line(words: list[str], part: str, refusal_of: Callable[..., str]) -> None:
-    assert part in refusal_of("--tune", "model=micro", *words)
+def test_a_wrong_tuning_is_refused_in_one_line(word: str, part: str, refusal_of: Said) -> None:
+    assert part in refusal_of("--tune", "model=micro", word)

@@ -17,10 +17,7 @@ ROWS = pd.DataFrame(
         "arm_a": ["50 % & more", r"a|b~c^d {e} $f# π²" + "\n<b>"],
         "n": [1, 2],
         "reward": [Estimate(0.5, 0.4, 0.6, 3), Estimate(np.nan, np.nan, np.nan, 0)],
-        "cost": [
-            CostRatio(2.0, 1.0, 3.0, 3, "at least", 1),
-            CostRatio(1.0, 0.5, 2.0, 3),
-        ],
+        "cost": [CostRatio(2.0, 1.0, 3.0, 3, "at least", 1), CostRatio(1.0, 0.5, 2.0, 3)],
     }
 )
 

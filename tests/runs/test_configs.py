@@ -131,6 +131,8 @@ def test_loading_through_hydra_is_loading_through_python(name: str) -> None:
         "experiment=audit '+audit.arms.x=\"algorithm=grpo algorithm.loss.clip_low=0.1\"' audit.drift=[0,1]",
         "advantage=leave_one_out hydra.launcher.n_jobs=2 ++optimizer.learning_rate=3e-3",
         "seed=4 ++seed=3",
+        "threads=2 log=null savings.sampler_as_old=10 model.config.hidden_size=64 \"results_dir='a b'\"",
+        "optimizer.learning_rate=1 evaluation.permuted_routes=true rollout={prompts:8,responses:4}",
         "seed=3 seed=4 seed=3",
         "cold_start.noise=0.2 ++cold_start={noise:0.3} cold_start.noise=0.4",
         "optimizer.learning_rat=3",

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from hydra.utils import instantiate
-from small_runs import PROPORTIONAL, SMALL, assert_same, planned, tables
+from small_runs import PROPORTIONAL, SMALL, assert_same, interrupt, planned, tables
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
@@ -26,21 +26,12 @@ from steadymoe.bench.training.columns import TABLES
 from steadymoe.models import build
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
-    made = planned(tmp_path_factory.mktemp("finished"))
-    assert execute.execute(made) == "finished"
-    return made
-
-
-def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> None:
-    facts = record.read_run(finished.folder)
-    assert facts is not None
-    assert facts["status"] == "finished"
-    assert facts["config"] == finished.plain
+def test_a_run_records_every_table_and_every_column(whole: compose.Run) -> None:
+    facts = record.known(whole.folder)
+    assert (facts["status"], facts["config"]) == ("finished", whole.plain)
     assert facts["wall_seconds"] > 0
-    assert facts["tokens"] == record.read_table(finished.folder, "steps")["response_tokens"].sum()
-    frames = tables(finished.folder)
+    assert facts["tokens"] == record.read_table(whole.folder, "steps")["response_tokens"].sum()
+    frames = tables(whole.folder)
     assert frames["steps"]["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert frames["updates"][["step", "update"]].to_numpy().tolist() == [[s, u] for s in range(1, 7) for u in (1, 2)]
     assert len(frames["layers"]) == 6 * 3 * 2  # steps, the rollout and two updates, layers
@@ -54,18 +45,18 @@ def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> No
         assert empty == absent | (of_steps if name == "steps" else set())
 
 
-def test_a_run_keeps_a_few_of_its_prompts_responses_and_rewards(finished: compose.Run) -> None:
-    rows = samples.read(finished.folder)
+def test_a_run_keeps_a_few_of_its_prompts_responses_and_rewards(whole: compose.Run) -> None:
+    rows = samples.read(whole.folder)
     assert pd.Series([row["step"] for row in rows]).value_counts().to_dict() == {1: 8, 3: 8, 6: 8}
-    task = instantiate(finished.config.task)
+    task = instantiate(whole.config.task)
     for row in rows:
         assert task.score(row["prompt"], row["response"], row["finished"]) == row["reward"]
     assert len({row["prompt"] for row in rows if row["step"] == 1}) == 4
-    assert (finished.folder / "samples.jsonl").stat().st_size < 20_000
+    assert (whole.folder / "samples.jsonl").stat().st_size < 20_000
 
 
-def test_columns_agree_with_each_other(finished: compose.Run) -> None:
-    frames = tables(finished.folder)
+def test_columns_agree_with_each_other(whole: compose.Run) -> None:
+    frames = tables(whole.folder)
     updates, layers, steps = frames["updates"], frames["layers"], frames["steps"]
     over_layers = layers[layers["update"] > 0].groupby(["step", "update"])["expert_change_rate"].mean()
     np.testing.assert_allclose(over_layers, updates["expert_change_rate"], atol=1e-6)
@@ -75,39 +66,34 @@ def test_columns_agree_with_each_other(finished: compose.Run) -> None:
     assert (updates["clip_fraction"] == updates["clip_fraction_low"] + updates["clip_fraction_high"]).all()
 
 
-def test_the_ratio_is_exactly_one_and_routing_has_not_moved_before_the_first_update(
-    finished: compose.Run,
-) -> None:
-    updates = record.read_table(finished.folder, "updates")
+def test_the_ratio_is_exactly_one_and_routing_has_not_moved_before_the_first_update(whole: compose.Run) -> None:
+    updates = record.read_table(whole.folder, "updates")
     first = updates[updates["update"] == 1]
-    assert (first["token_ratio_mean"] == 1).all()
-    assert (first["token_ratio_max"] == 1).all()
-    assert (first["token_ratio_variance"] == 0).all()
-    assert (first["sequence_ratio_variance"] == 0).all()
-    assert (first["expert_change_rate"] == 0).all()
+    assert (first[["token_ratio_mean", "token_ratio_max"]] == 1).all(axis=None)
+    assert (first[["token_ratio_variance", "sequence_ratio_variance", "expert_change_rate"]] == 0).all(axis=None)
     later = updates[updates["update"] == 2]
     assert (later["token_ratio_variance"] > 0).all()
 
 
-def test_the_sampler_and_the_training_forward_agree_in_fp32(finished: compose.Run) -> None:
-    steps = record.read_table(finished.folder, "steps")
+def test_the_sampler_and_the_training_forward_agree_in_fp32(whole: compose.Run) -> None:
+    steps = record.read_table(whole.folder, "steps")
     assert steps["rollout_logprob_gap_max"].max() < 5e-5
     assert steps["rollout_kl_k3"].abs().max() < 1e-8
     assert steps["rollout_expert_disagreement"].max() == 0
 
 
 def test_two_runs_of_one_config_are_bitwise_the_same_with_a_cached_and_a_fresh_cold_start(
-    finished: compose.Run, tmp_path: Path
+    whole: compose.Run, tmp_path: Path
 ) -> None:
     again = planned(tmp_path)
     execute.execute(again)
-    assert_same(finished.folder, again.folder)
+    assert_same(whole.folder, again.folder)
     cached = planned(tmp_path, "experiment_name=cached")
     execute.execute(cached)
-    assert_same(finished.folder, cached.folder)
+    assert_same(whole.folder, cached.folder)
 
 
-def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(finished: compose.Run, tmp_path: Path) -> None:
+def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(whole: compose.Run, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "steadymoe.bench.cli", "run", *SMALL, f"results_dir={tmp_path}"]
     child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     made = planned(tmp_path)
@@ -119,43 +105,28 @@ def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(finished: com
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    rows = record.read_table(made.folder, "steps")
-    assert len(rows) >= wanted
-    if record.status(made.folder) != "finished":
-        assert record.status(made.folder) == "interrupted"
+    assert len(record.read_table(made.folder, "steps")) >= wanted
+    assert record.status(made.folder) in ("interrupted", "finished")
     assert execute.execute(made) == "finished"
-    assert_same(finished.folder, made.folder)
-    assert sorted(path.name for path in made.folder.iterdir() if not path.name.startswith(".")) == sorted(
-        ["run.json", "samples.jsonl", *(f"{name}.parquet" for name in TABLES)]
-    )
+    assert_same(whole.folder, made.folder)
+    left = {path.name for path in made.folder.iterdir() if not path.name.startswith(".")}
+    assert left == {"run.json", "samples.jsonl", *(f"{name}.parquet" for name in TABLES)}
 
 
-def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(
-    finished: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(whole: compose.Run, tmp_path: Path) -> None:
     made = planned(tmp_path)
-    step = execute.Trainer.step
-
-    def killed(self: execute.Trainer, number: int) -> object:
-        if number == 6:
-            raise KeyboardInterrupt
-        return step(self, number)
-
-    monkeypatch.setattr(execute.Trainer, "step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        execute.execute(made)
+    interrupt(made, 6)
     assert record.status(made.folder) == "interrupted"
     assert checkpoint.step_of(made.folder / "checkpoint.safetensors") == 4
     assert len(record.read_table(made.folder, "steps")) == 5
     with (made.folder / "updates.jsonl").open("a") as file:
         file.write('{"step": 6, "update": 1, "lo')
-    monkeypatch.setattr(execute.Trainer, "step", step)
     assert execute.execute(made) == "finished"
-    assert_same(finished.folder, made.folder)
+    assert_same(whole.folder, made.folder)
 
 
 def test_a_checkpoint_of_other_library_versions_is_not_resumed(
-    finished: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = planned(tmp_path)
     step = execute.Trainer.step
@@ -172,36 +143,27 @@ def test_a_checkpoint_of_other_library_versions_is_not_resumed(
     monkeypatch.setattr(execute.Trainer, "step", lambda self, n: seen.append(n) or step(self, n))
     assert execute.execute(made) == "finished"
     assert seen == [1, 2, 3, 4, 5, 6]
-    assert_same(finished.folder, made.folder)
+    assert_same(whole.folder, made.folder)
 
 
 def test_a_finished_run_is_left_alone_and_another_config_is_refused(
-    finished: compose.Run, monkeypatch: pytest.MonkeyPatch
+    whole: compose.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished.folder.glob("*.*")}
-    monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
-    assert execute.execute(finished) == "finished"
-    results = Path(finished.config.results_dir)
-    facts = json.loads((finished.folder / "run.json").read_text())
-    other = compose.Run(**(vars(finished) | {"config_hash": "0" * 16, "plain": facts["config"] | {"steps": 7}}))
-    with pytest.raises(ConfigError, match="steps: 6 -> 7"):
-        execute.execute(other)
-    assert {path: path.stat().st_mtime_ns for path in finished.folder.glob("*.*")} == before
-    assert results in finished.folder.parents
-
-
-def test_a_run_is_looked_at_under_its_lock_and_left_alone_if_it_has_ended(
-    finished: compose.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look = record.read_state
+    before, look = {path: path.stat().st_mtime_ns for path in whole.folder.glob("*.*")}, record.read_state
 
     def under_the_lock(folder: Path) -> record.State:
         assert lifecycle.is_held(folder), "another process may end the run after this look"
         return look(folder)
 
-    monkeypatch.setattr(record, "read_state", under_the_lock)
     monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
-    assert execute.execute(finished) == "finished"
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "read_state", under_the_lock)
+        assert execute.execute(whole) == "finished"
+    facts = json.loads((whole.folder / "run.json").read_text())
+    other = compose.Run(**(vars(whole) | {"config_hash": "0" * 16, "plain": facts["config"] | {"steps": 7}}))
+    with pytest.raises(ConfigError, match="steps: 6 -> 7"):
+        execute.execute(other)
+    assert {path: path.stat().st_mtime_ns for path in whole.folder.glob("*.*")} == before
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
@@ -213,50 +175,32 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
     assert record.status(made.folder) == "interrupted"
 
 
-def test_weights_that_the_last_update_ruined_are_noticed_by_the_last_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = planned(tmp_path)
-    evaluate = execute.Trainer.evaluate
-
-    def ruined(self: execute.Trainer, step: int) -> object:
-        if step == 6:
-            with torch.no_grad():
-                next(self.model.parameters()).fill_(float("inf"))
-        return evaluate(self, step)
-
-    monkeypatch.setattr(execute.Trainer, "evaluate", ruined)
-    assert execute.execute(made) == "diverged"
-    facts = record.read_run(made.folder)
-    assert facts is not None
-    assert facts["diverged"] == {"reason": "not finite", "step": 6, "update": 2}
-
-
 class Poisoned(Objective):
     def __call__(self, batch: Batch) -> LossOutput:
         return LossOutput(super().__call__(batch).loss * float("inf"))
 
 
-@pytest.mark.parametrize("where", ["loss", "sampling"])
-def test_a_number_that_is_not_finite_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+@pytest.mark.parametrize(("where", "step", "update"), [("loss", 3, 1), ("step", 3, 0), ("evaluate", 6, 2)])
+def test_a_number_that_is_not_finite_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, step: int, update: int
+) -> None:
+    """In a loss, in weights before a step samples, and in weights that the last update ruined."""
     made = planned(tmp_path)
-    step = execute.Trainer.step
+    stage = "evaluate" if where == "evaluate" else "step"
+    plain = getattr(execute.Trainer, stage)
 
     def poisoned(self: execute.Trainer, number: int) -> object:
-        if number == 3 and where == "sampling":
+        if number == step and where == "loss":
+            self.learner.objective = Poisoned(**vars(self.learner.objective))
+        elif number == step:
             with torch.no_grad():
                 next(self.model.parameters()).fill_(float("nan"))
-        if number == 3 and where == "loss":
-            objective = self.learner.objective
-            self.learner.objective = Poisoned(**vars(objective))
-        return step(self, number)
+        return plain(self, number)
 
-    monkeypatch.setattr(execute.Trainer, "step", poisoned)
+    monkeypatch.setattr(execute.Trainer, stage, poisoned)
     assert execute.execute(made) == "diverged"
-    facts = record.read_run(made.folder)
-    assert facts is not None
-    assert facts["diverged"] == {"reason": "not finite", "step": 3, "update": 1 if where == "loss" else 0}
-    assert len(record.read_table(made.folder, "steps")) == 3
+    assert record.known(made.folder)["diverged"] == {"reason": "not finite", "step": step, "update": update}
+    assert len(record.read_table(made.folder, "steps")) == step
     assert execute.execute(made) == "diverged"  # as final as finished
 
 
@@ -271,14 +215,14 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(execute.Trainer, "step", losing)
     assert execute.execute(made) == "collapsed"
-    facts = record.read_run(made.folder)
-    assert facts is not None
-    assert facts["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
+    assert record.known(made.folder)["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
     assert record.status(made.folder) == "collapsed"
     (line,) = outcome.lines([made], {made.folder: record.read_state(made.folder)})
     assert line.startswith("collapsed: grpo_unclipped seed=0: reward at step 5 (expected")
-    atomic_files.write_json(made.folder / "run.json", facts | {"status": "diverged"})  # as older runs have it
+    atomic_files.write_json(
+        made.folder / "run.json", record.known(made.folder) | {"status": "diverged"}
+    )  # as older runs have it
     assert record.status(made.folder) == "collapsed"
 
 
@@ -301,10 +245,9 @@ def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
         threading.Thread(target=cold_start.load_or_make, args=(model, task, made.config, tmp_path / "c"))
         for model in models
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for act in (threading.Thread.start, threading.Thread.join):
+        for thread in threads:
+            act(thread)
     assert len(trained) == 1
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(one, other)
@@ -314,14 +257,10 @@ def test_algorithms_share_a_cold_start_and_other_seeds_tasks_and_models_do_not(t
     def fingerprint(*words: str) -> str:
         return planned(tmp_path, *words).config.cold_start_fingerprint
 
-    assert fingerprint("algorithm=gspo") == fingerprint("algorithm=grpo", "steps=9", "optimizer.learning_rate=1e-2")
-    others = [
-        "seed=1",
-        "task.modulus=5",
-        "model.config.num_experts=4",
-        "cold_start.noise=0.3",
-        "precision=bf16",
-    ]
+    of_a_run = ["algorithm=grpo", "steps=9", "optimizer.learning_rate=1e-2", "optimizer.router_factor=2"]
+    assert fingerprint("algorithm=gspo") == fingerprint(*of_a_run)
+    others = ["seed=1", "task.modulus=5", "model.config.num_experts=4", "cold_start.noise=0.3", "precision=bf16"]
+    others += [f"cold_start.{name}=0.5" for name in ("router_factor", "aux_loss", "z_loss")]
     assert len({fingerprint(), *(fingerprint(word) for word in others)}) == 1 + len(others)
 
 
@@ -334,20 +273,18 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     given = planned(tmp_path, f"cold_start.path={weights}")
     assert execute.execute(given) == "finished"
     assert_same(first.folder, given.folder)
-    assert (record.read_run(given.folder) or {})["cold_start"] == {"path": str(weights)}
-    assert (record.read_run(first.folder) or {})["cold_start"]["fingerprint"] == weights.stem
+    assert record.known(given.folder)["cold_start"] == {"path": str(weights)}
+    assert record.known(first.folder)["cold_start"]["fingerprint"] == weights.stem
     monkeypatch.chdir(tmp_path)
     relative = planned(tmp_path, f"cold_start.path=cold_starts/{weights.name}")
     assert (relative.folder, relative.axes, relative.config) == (given.folder, given.axes, given.config), "one arm"
     assert compose.labels([given, first])[0] == f"grpo cold_start.path={weights.stem[:8]} seed=0"
     missed = planned(tmp_path, "cold_start.accuracy_low=0.9", "cold_start.max_updates=40")
     assert execute.execute(missed) == "failed"
-    facts = record.read_run(missed.folder)
-    assert facts is not None
-    assert "raise cold_start.max_updates" in facts["error"]
+    assert "raise cold_start.max_updates" in record.known(missed.folder)["error"]
     monkeypatch.setattr(cold_start, "train", lambda *_: pytest.fail("tried again"))
     assert execute.execute(missed) == "failed"  # the same config would miss it again
-    assert "raise cold_start.max_updates" in json.loads((missed.folder / "run.json").read_text())["error"]
+    assert "raise cold_start.max_updates" in record.known(missed.folder)["error"]
 
 
 def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(
@@ -441,18 +378,18 @@ def test_the_three_algorithms_coincide_at_one_update_a_rollout(tmp_path: Path) -
 
 
 def test_the_router_auxiliary_loss_is_off_by_default_and_changes_the_run_when_on(
-    finished: compose.Run, tmp_path: Path
+    whole: compose.Run, tmp_path: Path
 ) -> None:
     balanced = planned(tmp_path, "routing.aux_loss=0.5")
     execute.execute(balanced)
-    one, other = (tables(made.folder)["updates"]["loss"] for made in (finished, balanced))
+    one, other = (tables(made.folder)["updates"]["loss"] for made in (whole, balanced))
     # The loss of a policy gradient at ratio 1 is about 0; the balance loss is at least its coefficient × K = 1.
     assert (other - one).iloc[0] > 0.9
 
 
-def test_bf16_forwards_differ_from_fp32_and_keep_fp32_weights(finished: compose.Run, tmp_path: Path) -> None:
+def test_bf16_forwards_differ_from_fp32_and_keep_fp32_weights(whole: compose.Run, tmp_path: Path) -> None:
     rounded = planned(tmp_path, "precision=bf16")
     assert execute.execute(rounded) == "finished"
     gap = record.read_table(rounded.folder, "steps")["rollout_logprob_gap_max"].max()
     assert gap < 0.5
-    assert not tables(rounded.folder)["updates"]["loss"].equals(tables(finished.folder)["updates"]["loss"])
+    assert not tables(rounded.folder)["updates"]["loss"].equals(tables(whole.folder)["updates"]["loss"])

@@ -33,20 +33,6 @@ def test_points_of_a_sweep_share_their_settings_and_no_folder(tmp_path: Path) ->
     assert {run.folder for run in runs}.isdisjoint(run.folder for run in other)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["rollout.minibatch_prompts=3", "rollout.prompts=32"], "means rollout.prompts=24"),
-        (["total_updates=80", "steps=30"], "means steps=10"),
-        (["rollout.minibatch_prompts=0"], "rollout.minibatch_prompts. must be greater than or equal to 1"),
-    ],
-)
-def test_two_answers_to_one_question_are_refused_in_one_line(words: list[str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(compose.ConfigError, match=said) as refused:
-        only(tmp_path, *words)
-    assert "\n" not in str(refused.value)
-
-
 @pytest.mark.parametrize("name", ["staleness", "minirl"])
 def test_the_other_design_is_an_override(name: str, tmp_path: Path) -> None:
     words = [f"experiment={name}", "rollout.minibatch_prompts=null", "seed=0", f"results_dir={tmp_path}"]

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures import steadymoe
+from fixtures import Said, write_all
 from small_runs import SMALL
 
-from steadymoe.bench.report import report_page
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.support import blame
 
@@ -61,18 +60,23 @@ OTHER = {"steps": 2, "cold_start.check_every": 1, "evaluation.every": 2, "result
 TWO_STEPS = [word for word in SMALL if word.partition("=")[0] not in OTHER] + [f"{k}={v}" for k, v in OTHER.items()]
 
 
+GROUP_MEAN = "advantage:\n  _target_: steadymoe.algorithms.advantages.GroupMean\n"
+
+
+def loss(target: str) -> str:
+    return f"loss:\n  _target_: {target}\n{GROUP_MEAN}"
+
+
 @pytest.fixture
 def losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of a user's own losses, each with a config of its own, in which `steadymoe` is called."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "odd_losses", raising=False)
-    (tmp_path / "odd_losses.py").write_text(LOSSES)
-    (tmp_path / "conf" / "algorithm").mkdir(parents=True)
-    for name in ("Silent", "Broken", "Runaway", "Leaving", "Fussy"):
-        text = f"loss:\n  _target_: odd_losses.{name}\n" + ("  error: SystemExit\n" if name == "Leaving" else "")
-        text += "advantage:\n  _target_: steadymoe.algorithms.advantages.GroupMean\n"
-        (tmp_path / "conf" / "algorithm" / f"{name.lower()}.yaml").write_text(text)
+    texts = {name.lower(): loss(f"odd_losses.{name}") for name in ("Silent", "Broken", "Runaway", "Fussy")}
+    texts["leaving"] = loss("odd_losses.Leaving\n  error: SystemExit")
+    configs = {f"conf/algorithm/{name}.yaml": text for name, text in texts.items()}
+    write_all(tmp_path, {"odd_losses.py": LOSSES, **configs})
     return tmp_path
 
 
@@ -80,95 +84,64 @@ def line_of(text: str) -> int:
     return 1 + next(number for number, line in enumerate(LOSSES.splitlines()) if text in line)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> int:
-    return steadymoe(monkeypatch, "run", *TWO_STEPS, f"hydra.searchpath=[file://{folder}/conf]", *words)
+@pytest.fixture
+def run(losses: Path, ran: Said) -> Said:
+    """What ``steadymoe run`` says for two steps of one of them."""
+    return lambda *words, code=0: ran("run", *TWO_STEPS, f"hydra.searchpath=[file://{losses}/conf]", *words, code=code)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_end_of_a_run_says_what_was_silent_what_diverged_and_where_a_users_loss_broke(
-    losses: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    losses: Path, run: Said, ran: Said
 ) -> None:
-    assert run(monkeypatch, losses, "algorithm=silent") == 0
-    said = capfd.readouterr().out
+    said = run("algorithm=silent")
     assert "1 finished" in said
     assert "nothing to learn from: silent seed=0: gradient norm 0 in every update\n" in said
-
-    assert run(monkeypatch, losses, "algorithm=runaway") == 0
-    assert "diverged: runaway seed=0: not finite at step 1, update 1\n" in capfd.readouterr().out
-
-    assert run(monkeypatch, losses, "algorithm=broken") == 1
-    said = capfd.readouterr().err
-    place = f"{losses}/odd_losses.py, line {line_of('batch.logprobs_BT @')}"
+    assert "diverged: runaway seed=0: not finite at step 1, update 1\n" in run("algorithm=runaway")
+    said, place = run("algorithm=broken", code=1), f"{losses}/odd_losses.py, line {line_of('batch.logprobs_BT @')}"
     (line,) = [each for each in said.splitlines() if each.startswith("steadymoe: failed: RuntimeError: ")]
     assert line.endswith(f" ({place})")
-    assert steadymoe(monkeypatch, "status", "--results", "results") == 0
-    assert place in capfd.readouterr().out
-
-    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])  # figures take their time
-    assert steadymoe(monkeypatch, "report", "--results", "results", "--format", "svg") == 0
+    assert place in ran("status", "--results", "results")
     told = "Nothing to learn from: silent (seed 0): gradient norm 0 in every update."
-    assert told in capfd.readouterr().out
+    assert told in ran("report", "--results", "results", "--format", "svg")
     assert told in (losses / "results" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.check)])
 def test_a_loss_that_ends_the_process_fails_its_run_and_no_other(
-    launcher: str, losses: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    launcher: str, losses: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.setenv("STEADYMOE_PATH", str(losses))
-    words = ["-m", *TWO_STEPS, f"hydra/launcher={launcher}", "algorithm=leaving,silent"]
-    assert steadymoe(monkeypatch, "run", *words) == 1
-    printed = capfd.readouterr()
-    assert "1 failed, 1 finished" in printed.out
+    said = ran("run", "-m", *TWO_STEPS, f"hydra/launcher={launcher}", "algorithm=leaving,silent", code=1)
+    assert "1 failed, 1 finished" in said
     place = f"({losses}/odd_losses.py, line {line_of('raise {')})"
-    (line,) = [each for each in printed.err.splitlines() if each.startswith("steadymoe: failed: ")]
+    (line,) = [each for each in said.splitlines() if each.startswith("steadymoe: failed: ")]
     assert line.startswith("steadymoe: failed: SystemExit: 0")
     assert line.endswith(place)
-    if launcher == "basic":
-        for error in ("KeyboardInterrupt", "Bare"):
-            words = ["algorithm=leaving", f"algorithm.loss.error={error}", f"results_dir=results/{error}"]
-            assert steadymoe(monkeypatch, "run", *TWO_STEPS, *words) == 1
-            assert place in capfd.readouterr().err
+    for error in ("KeyboardInterrupt", "Bare") if launcher == "basic" else ():
+        words = ["algorithm=leaving", f"algorithm.loss.error={error}", f"results_dir=results/{error}"]
+        assert place in ran("run", *TWO_STEPS, *words, code=1)
 
 
 def test_a_module_or_class_that_is_wrong_and_a_section_that_is_missing_are_told_in_one_line_before_anything_runs(
-    losses: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    losses: Path, run: Said
 ) -> None:
-    (losses / "no_syntax.py").write_text("x = 1\ndef broken(:\n")
-    (losses / "no_name.py").write_text("x = 1\nx = nowhere + 1\n")
-    grpo = "steadymoe.algorithms.grpo.GRPO"
-    group_mean = "advantage:\n  _target_: steadymoe.algorithms.advantages.GroupMean\n"
-    for name, text in (
-        ("syntax", f"loss:\n  _target_: no_syntax.Loss\n{group_mean}"),
-        ("name", f"loss:\n  _target_: no_name.Loss\n{group_mean}"),
-        ("bare", f"loss:\n  _target_: {grpo}\n"),
-        ("lossless", group_mean),
-    ):
-        (losses / "conf" / "algorithm" / f"{name}.yaml").write_text(text)
+    grpo = "loss:\n  _target_: steadymoe.algorithms.grpo.GRPO\n"
+    texts = {"syntax": loss("no_syntax.Loss"), "name": loss("no_name.Loss"), "bare": grpo, "lossless": GROUP_MEAN}
+    write_all(losses / "conf" / "algorithm", {f"{name}.yaml": text for name, text in texts.items()})
+    write_all(losses, {"no_syntax.py": "x = 1\ndef broken(:\n", "no_name.py": "x = 1\nx = nowhere + 1\n"})
     for name, answer in (
         ("syntax", "no_syntax.Loss (SyntaxError: invalid syntax (no_syntax.py, line 2))"),
         ("name", f"(NameError: name 'nowhere' is not defined, {losses}/no_name.py, line 2)"),
         ("fussy", f"KeyError: 'width' ({losses}/odd_losses.py, line {line_of('width')})"),
-        ("bare", "the YAML of algorithm bare has no section advantage; give it one with a _target_"),
+        ("bare", "the YAML of algorithm bare has no section advantage"),
         ("lossless", "`algorithm.loss` is missing"),
     ):
-        assert run(monkeypatch, losses, f"algorithm={name}") == 2, name
-        said = capfd.readouterr().err
+        said = run(f"algorithm={name}", code=2)
         assert answer in said
         assert said.count("\n") == 1
     assert not (losses / "results").exists()
-    assert (
-        steadymoe(
-            monkeypatch,
-            "run",
-            "--cfg",
-            "job",
-            *TWO_STEPS,
-            f"hydra.searchpath=[file://{losses}/conf]",
-            "algorithm=bare",
-            "advantage=group_mean",
-        )
-        == 0
-    )  # an advantage that is chosen stands in for the section
+    run("--cfg", "job", "algorithm=bare", "advantage=group_mean")  # what is chosen stands in for the section
 
 
 def test_what_is_silent_is_told_of_whole_columns_alone() -> None:

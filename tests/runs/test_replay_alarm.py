@@ -11,10 +11,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from fixtures import steadymoe
+from fixtures import Said
 from small_runs import SMALL, trainer
 
-from steadymoe.bench.report import report_page
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.training.probes import replay_columns
 from steadymoe.bench.training.sampling import Rollout
@@ -70,37 +69,28 @@ def planted(patch: pytest.MonkeyPatch, fault: Callable[[Rollout], Rollout]) -> N
     patch.setattr(Trainer, "sample", faulty)
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(
     ("routing", "fault"),
     [("r3_gates", None), ("r3_gates", "one token late"), ("r3", None), *(("r3", fault) for fault in FAULTS)],
 )
 def test_misaligned_replay_is_told_of_and_sound_replay_is_not(
-    routing: str,
-    fault: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    routing: str, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if fault is not None:
         planted(monkeypatch, FAULTS[fault])
-    assert steadymoe(monkeypatch, "run", *WORDS, f"routing={routing}", "results_dir=results") == 0
-    at_the_end = capfd.readouterr().out
+    at_the_end = ran("run", *WORDS, f"routing={routing}", "results_dir=results")
     assert "1 finished" in at_the_end
-    assert steadymoe(monkeypatch, "status") == 0
-    status = capfd.readouterr().out
-    assert ("replay is misaligned: " in at_the_end) == (fault is not None), at_the_end
-    assert ("replay is misaligned: " in status) == (fault is not None)
-    if fault != "one token late":
-        return
-    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])  # figures take their time
-    assert steadymoe(monkeypatch, "report", "--format", "svg") == 0
-    assert "Replay is misaligned: " in capfd.readouterr().out
-    assert "Replay is misaligned: " in (tmp_path / "results" / "report.html").read_text()
+    for said in (at_the_end, ran("status")):
+        assert ("replay is misaligned: " in said) == (fault is not None), said
+    if fault == "one token late":
+        assert "Replay is misaligned: " in ran("report", "--format", "svg")
+        assert "Replay is misaligned: " in (tmp_path / "results" / "report.html").read_text()
 
 
 def test_routers_that_do_not_run_what_they_are_given_are_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     force = RouteRecorder.force
 
@@ -110,8 +100,7 @@ def test_routers_that_do_not_run_what_they_are_given_are_told_of(
 
     monkeypatch.setattr(RouteRecorder, "force", mixes_layers_up)
     monkeypatch.chdir(tmp_path)
-    assert steadymoe(monkeypatch, "run", *WORDS, "routing=r2", "results_dir=results") == 0
-    assert "of the routers ran the replayed experts" in capfd.readouterr().out
+    assert "of the routers ran the replayed experts" in ran("run", *WORDS, "routing=r2", "results_dir=results")
 
 
 @pytest.mark.parametrize("by", [1, -1])

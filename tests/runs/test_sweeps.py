@@ -7,11 +7,10 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hydra
 import pytest
-from fixtures import steadymoe
+from fixtures import Said
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
@@ -102,81 +101,56 @@ def test_two_launchers_on_one_folder_share_the_work(tmp_path: Path, undisturbed:
     assert_complete(runs, undisturbed)
 
 
-def test_what_was_asked_for_and_never_began_is_missing_with_its_command(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path)
-    lifecycle.add_to_plan(runs)
-    execute.execute(runs[0])
-    told = status.lines(tmp_path)
-    assert told[0] == "small: 1 finished, 3 not started"
-    for each in runs[1:]:
-        assert f"    again: {each.command}" in told
-    # More seeds are added to the plan, and nothing is taken out of it.
-    lifecycle.add_to_plan(runs_of(tmp_path, "seed=2"))
-    (experiment,) = (tmp_path / "runs").iterdir()
-    assert len(lifecycle.planned(experiment)[0]) == 6
-
-
 def test_status_has_the_one_command_that_resumes_a_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.setattr(launch, "launch", lambda *_: None)  # as if killed before the first run
     words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
-    assert steadymoe(monkeypatch, "run", *words) == 1
-    capfd.readouterr()
+    ran("run", *words, code=1)
     command = shlex.join(["steadymoe", "run", "-m", *(word for word in words if word != "-m")])
     assert status.lines(tmp_path)[:2] == ["small: 4 not started", f"  resume all 4: {command}"]
     again = compose.plan(shlex.split(command)[3:], multirun=True)
     execute.execute(again[0])
-    assert status.lines(tmp_path)[:2] == ["small: 1 finished, 3 not started", f"  resume all 3: {command}"]
+    told = status.lines(tmp_path)
+    assert told[:2] == ["small: 1 finished, 3 not started", f"  resume all 3: {command}"]
+    assert all(f"    again: {run.command}" in told for run in again[1:])
     # The command of a single run stands below its folder alone, and takes nothing from the sweep's.
     lifecycle.add_to_plan(again[1:2])
     assert status.lines(tmp_path)[1] == f"  resume all 3: {command}"
     for run in again[1:3]:
         execute.execute(run)
     assert not any("resume" in line for line in status.lines(tmp_path))
+    lifecycle.add_to_plan(runs_of(tmp_path, "seed=2"))  # adds to the plan, and takes nothing out of it
+    assert len(lifecycle.planned(tmp_path / "runs" / "small")[0]) == 6
 
 
-def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(tmp_path: Path, ran: Said) -> None:
     def files(folder: Path) -> dict[str, tuple[bytes, int]]:
-        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+        paths = [path for path in folder.iterdir() if path.name != ".lock"]
+        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
     (first,) = runs_of(tmp_path, "seed=0", "algorithm=grpo")
     execute.execute(first)
     before = files(first.folder)
     words = [*SWEEP, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
-    assert steadymoe(monkeypatch, "run", *words) == 0
-    said = capfd.readouterr().out
+    said = ran("run", *words)
     assert "1 of 4 runs have finished before" in said
     assert "4 finished" in said
-    after = files(first.folder)
-    assert {name: value for name, value in after.items() if name != ".lock"} == {
-        name: value for name, value in before.items() if name != ".lock"
-    }
+    assert files(first.folder) == before
 
 
 def test_retry_failed_runs_those_that_failed_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     runs = runs_of(tmp_path)
-    step, broken = Trainer.step, [True]
-
-    def stumbles(self: Trainer, number: int) -> Any:
-        if broken[0] and number == 3:
-            raise RuntimeError("out of luck")
-        return step(self, number)
-
-    monkeypatch.setattr(Trainer, "step", stumbles)
-    assert execute.execute(runs[1]) == "failed"
-    broken[0] = False
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", lambda *_: 1 / 0)
+        assert execute.execute(runs[1]) == "failed"
     words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
-    assert steadymoe(monkeypatch, "run", "--retry-failed", *words) == 0
-    assert "skips 3 of 4 runs" in capfd.readouterr().out
+    assert "skips 3 of 4 runs" in ran("run", "--retry-failed", *words)
     assert [record.status(each.folder) for each in runs] == ["missing", "finished", "missing", "missing"]
-    facts = record.read_run(runs[1].folder) or {}
-    assert "retry=" not in facts["command"]
-    assert steadymoe(monkeypatch, "run", *words) == 0
+    assert "retry=" not in record.known(runs[1].folder)["command"]
+    ran("run", *words)
     assert [record.status(each.folder) for each in runs] == ["finished"] * 4
 
 
@@ -208,11 +182,9 @@ def test_a_command_holds_nothing_of_how_its_sweep_was_launched(tmp_path: Path) -
     assert compose.plan(words)[0].command == "steadymoe run seed=1"
 
 
-@pytest.mark.parametrize(
-    ("launcher", "extra"), [("submitit_local", "slurm"), ("submitit_slurm", "slurm"), ("ray", "ray")]
-)
+@pytest.mark.parametrize("launcher", ["submitit_local", "submitit_slurm", "ray"])
 def test_a_launcher_whose_package_is_missing_is_answered_with_how_to_install_it(
-    launcher: str, extra: str, monkeypatch: pytest.MonkeyPatch, refusal_of: Callable[..., str]
+    launcher: str, monkeypatch: pytest.MonkeyPatch, refusal_of: Said
 ) -> None:
     missing = MissingConfigException("", missing_cfg_file=f"hydra/launcher/{launcher}", options=["basic"])
 
@@ -220,22 +192,14 @@ def test_a_launcher_whose_package_is_missing_is_answered_with_how_to_install_it(
         raise missing
 
     monkeypatch.setattr(hydra, "compose", none)
-    needed = f"steadymoe: hydra/launcher={launcher} needs its package: pip install 'steadymoe[{extra}]'\n"
-    assert refusal_of("-m", f"hydra/launcher={launcher}", "seed=0,1") == needed
+    extra = "ray" if launcher == "ray" else "slurm"
+    assert f"pip install 'steadymoe[{extra}]'" in refusal_of("-m", f"hydra/launcher={launcher}", "seed=0,1")
 
 
 def test_slurm_without_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(compose.ConfigError, match="there is no srun here"):
         launch.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
-    """A run that nothing disturbs."""
-    made = planned(tmp_path_factory.mktemp("whole"))
-    assert execute.execute(made) == "finished"
-    return made
 
 
 FULL, READ_ONLY = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system")

@@ -123,7 +123,9 @@ def test_the_settings_side_by_side_are_those_of_the_runs() -> None:
         best = bearable.borne(levels, REFERENCE)[1]
         there = of_reference[of_reference["dial"] == best]["sampled"].mean()
         assert [float(cell) for cell in row[3:5]] == pytest.approx([of_reference["start"].mean(), there], abs=6e-4)
-        for place, (panel, loss) in enumerate(itertools.product(("multiple", "difference"), ("gspo", "grpo_unclipped"))):
+        for place, (panel, loss) in enumerate(
+            itertools.product(("multiple", "difference"), ("gspo", "grpo_unclipped"))
+        ):
             number, digits = numbers.loc[(panel, f"{loss}, {name}")], 2 if panel == "multiple" else 3
             cell = f"{number['mean']:.{digits}f} [{number['low']:.{digits}f}, {number['high']:.{digits}f}]"
             assert row[5 + place] == cell.replace("-", "−")

@@ -9,20 +9,13 @@ from steadymoe.bench.statistics.estimates import Estimate
 RATES = np.array([1e-4, 2e-4, 4e-4, 8e-4])
 
 
-def test_a_crossing_is_interpolated_in_the_logarithm_of_the_dial() -> None:
+def test_a_crossing_is_interpolated_in_the_logarithm_of_the_dial_and_may_lie_beyond_it() -> None:
     curves = np.array([[0.8, 0.8, 0.6, 0.2]])
     assert crossings(curves, RATES, np.array([0.7])) == pytest.approx([2e-4 * np.sqrt(2)])
     assert crossings(curves, RATES, np.array([0.6])) == pytest.approx([4e-4])  # on the line is not below it
-
-
-def test_a_dial_that_begins_at_0_is_interpolated_as_it_is() -> None:
-    noise = np.array([0.0, 0.1, 0.2])
+    noise = np.array([0.0, 0.1, 0.2])  # a dial that begins at 0 is interpolated as it is
     assert crossings(np.array([[0.8, 0.6, 0.2]]), noise, np.array([0.5])) == pytest.approx([0.125])
-
-
-def test_a_curve_below_the_line_bears_nothing_and_one_above_it_more_than_the_grid() -> None:
-    curves = np.array([[0.3, 0.3, 0.3, 0.3], [0.9, 0.9, 0.9, 0.9]])
-    nothing, all_of_it = crossings(curves, RATES, np.array([0.5, 0.5]))
+    nothing, all_of_it = crossings(np.array([[0.3] * 4, [0.9] * 4]), RATES, np.array([0.5, 0.5]))
     assert np.isnan(nothing)
     assert np.isinf(all_of_it)
 
@@ -102,10 +95,7 @@ def test_a_loss_that_is_best_where_the_reference_is_and_falls_later_has_headroom
     own_best, headroom = factors(later)
     assert own_best.mean == pytest.approx(1, rel=0.05)
     assert headroom.low > 1.1
-
-
-def test_the_reference_has_factors_of_1_without_an_interval() -> None:
-    for each in factors(parabola(1e-4)):
+    for each in factors(parabola(1e-4)):  # the reference itself
         assert (each.mean, each.n) == (1, 8)
         assert np.isnan(each.low)
 
@@ -149,10 +139,6 @@ def test_the_reference_bears_once_what_it_bears_and_few_seeds_have_no_interval()
     assert number(shifted(0.0, 6), shifted(0.0, 6)).p == 1
 
 
-def test_a_loss_that_hardly_moves_scores_nothing() -> None:
-    assert str(number(np.full((4, 6), 0.41), shifted(0.0, 6))) == "–"
-
-
 def test_a_loss_that_never_leaves_the_line_has_a_lower_bound() -> None:
     made = number(np.full((4, 6), 0.85), shifted(0.0, 6))
     assert np.isinf(made.crossing)
@@ -160,6 +146,7 @@ def test_a_loss_that_never_leaves_the_line_has_a_lower_bound() -> None:
     assert str(made) == f"> {made.ratio:.2f}"
     assert np.isinf(made.high)
     assert made.p < 0.01
+    assert str(number(np.full((4, 6), 0.41), shifted(0.0, 6))) == "–", "one that hardly moves scores nothing"
 
 
 def test_where_the_reference_never_leaves_its_line_no_multiple_is_known() -> None:

@@ -23,11 +23,7 @@ def test_costs_add_up_and_leave_measuring_out() -> None:
     )
     found = efficiency.costs(steps, updates_per_rollout=4, responses=8)
     assert tuple(found.columns) == ("updates", "samples", "tokens", "seconds")
-    assert found.to_numpy().tolist() == [
-        [4, 256, 500, 7.5],
-        [8, 768, 1500, 13.0],
-        [12, 1024, 2100, 22.5],
-    ]
+    assert found.to_numpy().tolist() == [[4, 256, 500, 7.5], [8, 768, 1500, 13.0], [12, 1024, 2100, 22.5]]
 
 
 def test_a_reward_is_reached_when_its_average_is() -> None:
@@ -82,12 +78,8 @@ def test_the_median_of_censored_ratios_covers_as_often_as_it_says(n: int) -> Non
     for _ in range(500):
         a, b = 150 * generator.lognormal(0, 0.6, n), 100 * generator.lognormal(0, 0.3, n)
         cut = np.minimum(a, b) + generator.exponential(200, n)  # the cheaper one always gets there
-        found = efficiency.cost_ratio(
-            *(
-                {seed: Reached(min(x, c), x <= c) for seed, (x, c) in enumerate(zip(arm, cut, strict=True))}
-                for arm in (a, b)
-            )
-        )
+        sides = ([Reached(min(x, c), x <= c) for x, c in zip(arm, cut, strict=True)] for arm in (a, b))
+        found = efficiency.cost_ratio(*(dict(enumerate(side)) for side in sides))
         if found.censored:
             held.append(found.low <= 1.5 <= found.high)
             known += np.isfinite(found.high)

@@ -43,6 +43,9 @@ def test_a_ratio_has_no_interval_at_an_end_or_below_three_clusters_and_is_nan_of
         assert not np.isnan(found.mean)
     assert np.isnan(estimates.ratio_of_sums([], []).mean)
     assert estimates.ratio_of_sums([], []).n == 0
+    values = [0.2, 0.5, 0.1, 0.7, 0.4]  # clusters of one size are as seeds
+    found = estimates.ratio_of_sums([3 * each for each in values], [3.0] * 5)
+    assert vars(found) == pytest.approx(vars(estimates.mean_over_seeds(values)))
 
 
 # --- the mean over seeds -----------------------------------------------------------------------------
@@ -143,9 +146,14 @@ def test_an_interval_of_rewards_stays_in_0_and_1_and_is_that_of_the_delta_method
     )
     np.testing.assert_allclose([found.low, found.high], ends)
     assert estimates.mean_over_seeds(values, bounds=(0.0, 1.0)) == pytest.approx(found)
+    positive = estimates.over_seeds([1.0, 1.0, 6.0], bounds=estimates.POSITIVE)
+    assert 0 < positive.low < positive.mean < positive.high
+    np.testing.assert_allclose(positive.low * positive.high, positive.mean**2)
     mirrored = estimates.over_seeds([1 - value for value in values], bounds=(0.0, 1.0))
     np.testing.assert_allclose([mirrored.low, mirrored.high], [1 - found.high, 1 - found.low])
     assert estimates.over_seeds([0.5, 0.9, 1.0], bounds=(0.0, 1.0)).high < 1  # a seed at an end is a number like others
+    scores = [0.5, 1.5, 2.0]  # of a user's own task, beyond the ends: Student's interval
+    assert estimates.over_seeds(scores, bounds=(0.0, 1.0)) == estimates.over_seeds(scores)
 
 
 def test_where_every_seed_is_at_an_end_there_is_no_interval() -> None:
@@ -155,11 +163,6 @@ def test_where_every_seed_is_at_an_end_there_is_no_interval() -> None:
         assert found.mean == pytest.approx(np.mean(values), rel=1e-11)
         assert np.isnan(estimates.mean_over_seeds(values, bounds=(0.0, 1.0)).low)
     assert np.isnan(estimates.over_seeds([0.5] * 3, bounds=(0.0, 1.0)).low)
-
-
-def test_numbers_beyond_their_ends_have_students_interval() -> None:
-    scores = [0.5, 1.5, 2.0]  # of a user's own task
-    assert estimates.over_seeds(scores, bounds=(0.0, 1.0)) == estimates.over_seeds(scores)
 
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=12))
@@ -256,10 +259,7 @@ def test_the_probability_of_improvement_counts_seeds_or_else_pairs() -> None:
     assert comparisons.probability_of_improvement(a, b[:0]).n == 0
 
 
-@given(
-    st.lists(st.integers(-3, 3), min_size=1, max_size=8),
-    st.lists(st.integers(-3, 3), min_size=1, max_size=8),
-)
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=8), st.lists(st.integers(-3, 3), min_size=1, max_size=8))
 @settings(deadline=None)
 def test_superiority_of_either_side_adds_to_one(a: list[int], b: list[int]) -> None:
     one, other = comparisons.superiority(np.array(a), np.array(b)), comparisons.superiority(np.array(b), np.array(a))
@@ -371,21 +371,11 @@ def test_without_shared_seeds_the_test_is_welchs_and_below_three_there_is_none()
     a, b = by_seed(1.0, 2.0, 4.0), by_seed(2.0, 7.0, 9.0, 3.0, first=10)
     assert comparisons.p_value(a, b) == pytest.approx(scipy_stats.ttest_ind(a, b, equal_var=False).pvalue)
     assert np.isnan(comparisons.p_value(a[:2], b))
-
-
-def test_differences_that_do_not_vary_have_the_p_of_sign_flips() -> None:
-    a = by_seed(0.1, 0.2, 0.7)
-    assert comparisons.p_value(a, a) == 1.0
-    assert comparisons.p_value(a, a + 1e-17) == 1.0
-    assert comparisons.p_value(a, a * (1 + 1e-15)) == 1.0, "rounding is no difference"
-    assert comparisons.p_value(a, a + 0.1) == 0.25
-
-
-def test_a_difference_is_decided_from_five_seeds_on_below_a_p_of_a_twentieth() -> None:
-    assert comparisons.is_decided(0.049, 5)
-    assert not comparisons.is_decided(1e-6, 4)
-    assert not comparisons.is_decided(0.05, 10)
-    assert not comparisons.is_decided(np.nan, 10)
+    for same in (a, a + 1e-17, a * (1 + 1e-15)):  # rounding is no difference
+        assert comparisons.p_value(a, same) == 1.0
+    assert comparisons.p_value(a, a + 0.1) == 0.25, "where differences do not vary, that of sign flips"
+    found = [comparisons.is_decided(p, n) for p, n in ((0.049, 5), (1e-6, 4), (0.05, 10), (np.nan, 10))]
+    assert found == [True, False, False, False]
 
 
 def test_welch_is_scipys_and_ignores_the_index() -> None:
@@ -444,19 +434,6 @@ def test_the_bootstrap_of_ten_seeds_covers_as_often_as_the_page_of_metrics_says(
     generator = np.random.default_rng(0)
     found = [estimates.over_seeds(sample(generator).tolist()) for _ in range(1000)]
     assert coverage(found, truth) == pytest.approx(stated, abs=0.04)
-
-
-def test_a_ratio_of_equal_clusters_has_students_interval() -> None:
-    values = [0.2, 0.5, 0.1, 0.7, 0.4]
-    found = estimates.ratio_of_sums([3 * each for each in values], [3.0] * 5)
-    alone = estimates.mean_over_seeds(values)
-    assert vars(found) == pytest.approx(vars(alone))
-
-
-def test_positive_numbers_have_positive_intervals() -> None:
-    found = estimates.over_seeds([1.0, 1.0, 6.0], bounds=estimates.POSITIVE)
-    assert 0 < found.low < found.mean < found.high
-    np.testing.assert_allclose(found.low * found.high, found.mean**2)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])

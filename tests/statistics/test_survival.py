@@ -44,9 +44,6 @@ def test_runs_that_all_last_survive_and_have_no_interval() -> None:
     assert curve["low"].isna().all()
     assert survival.kaplan_meier(*seen()).empty
     assert survival.kaplan_meier(*seen(5, lasting=(9,)))["low"].isna().all()  # two runs
-
-
-def test_arrays_of_different_lengths_are_an_error() -> None:
     with pytest.raises(IndexError, match="boolean index"):
         survival.kaplan_meier(np.array([10, 10]), np.array([True]))
 

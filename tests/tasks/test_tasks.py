@@ -95,20 +95,6 @@ def right(task: Any, prompt: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "prompt", "answer"),
-    [
-        ("chain", "3+7*2-5=", "005"),
-        ("sort", "5291=", "1259"),
-        ("ledger", "+3_.8_-4_5", "+38.88-44"),
-        ("selection", "3120", "01230123"),
-    ],
-)
-def test_the_documented_example(name: str, prompt: str, answer: str) -> None:
-    task = made(name, **({"length": 4, "passes": 2} if name == "selection" else {}))
-    assert task.demonstrations([prompt], 0.0, np.random.default_rng(0)) == [answer]
-
-
-@pytest.mark.parametrize(
     ("name", "changed"),
     [
         *[("chain", {"modulus": modulus}) for modulus in (2, 7, 10)],
@@ -126,7 +112,7 @@ def test_demonstrations_without_noise_are_right_and_score_one(name: str, changed
             assert task.score(prompt, wrong, finished=True) == 0.0
 
 
-# Next to the above: task, what is changed, prompt, right and wrong responses.
+# Task, what is changed, prompt, right responses (first the one that is demonstrated), wrong ones.
 SCORES: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
     (
         *("chain", {}, "3+7*2-5="),
@@ -146,6 +132,7 @@ SCORES: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
 @pytest.mark.parametrize(("name", "changed", "prompt", "right", "wrong"), SCORES)
 def test_score(name: str, changed: dict[str, Any], prompt: str, right: list[str], wrong: list[str]) -> None:
     task = made(name, **changed)
+    assert task.demonstrations([prompt], 0.0, np.random.default_rng(0)) == right[:1]
     expected = dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
     assert {response: task.score(prompt, response, finished=True) for response in expected} == expected
     assert not any(task.score(prompt, response, finished=False) for response in expected)

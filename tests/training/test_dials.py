@@ -8,15 +8,12 @@ from small_runs import planned, trainer, updated
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import compose
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import cold_start
 from steadymoe.bench.training.forward import Sequences, forward, router_losses
 from steadymoe.models import build
 from steadymoe.models.engine import RouterNoise, Sampler
 from steadymoe.models.routing import RouteRecorder, load_balancing_loss, routers, z_loss
-
-DIALS = ("router_factor", "aux_loss", "z_loss")
 
 
 def router_weights(model: PreTrainedModel) -> list[torch.Tensor]:
@@ -88,11 +85,3 @@ def test_relative_noise_follows_the_spread_of_each_tokens_logits(model: PreTrain
         moved(RouterNoise(strength=0.5, relative=True), 1.0), moved(RouterNoise(strength=0.5, relative=True), 64.0)
     )
     assert_close(moved(RouterNoise(strength=0.5), 1.0), 64.0 * moved(RouterNoise(strength=0.5), 64.0))
-
-
-def test_the_dials_of_a_cold_start_name_it_and_those_of_a_run_do_not() -> None:
-    (run,) = compose.plan([])
-    names = {compose.plan([f"cold_start.{name}=0.5"])[0].config.cold_start_fingerprint for name in DIALS}
-    assert len(names | {run.config.cold_start_fingerprint}) == 4
-    turned = compose.plan(["optimizer.router_factor=2"])[0].config
-    assert turned.cold_start_fingerprint == run.config.cold_start_fingerprint

@@ -206,10 +206,8 @@ def test_a_trigger_is_free_routing_while_off_and_lagged_while_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("trigger", ["null", "1.02"])
-def test_a_stopped_run_resumes_with_old_weights_and_the_state_of_the_trigger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trigger: str
-) -> None:
+def test_a_stopped_run_resumes_with_old_weights_and_the_state_of_the_trigger(tmp_path: Path, trigger: str) -> None:
     words = [*FAST, "routing=lagged", "routing.lag=6", f"routing.lag_trigger={trigger}", "routing.bias_speed=0.01"]
-    whole = assert_resumes(tmp_path, monkeypatch, 5, *words)
+    whole = assert_resumes(tmp_path, 5, *words)
     lagged = record.read_table(whole.folder, "updates")["routing_lagged"]
     assert set(lagged) == ({1.0} if trigger == "null" else {0.0, 1.0})

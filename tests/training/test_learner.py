@@ -28,8 +28,7 @@ from steadymoe.models.selection import NO_ROUTE
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["gspo", "rspo", "trm", "score_centering_tis", "gspo engine=truncated engine.replay_mask=true"],
+    "words", ["gspo", "rspo", "trm", "score_centering_tis", "gspo engine=truncated engine.replay_mask=true"]
 )
 def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, words: str) -> None:
     more = [*f"algorithm={words}".split(), "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1", *PROPORTIONAL]
@@ -95,11 +94,9 @@ def test_r2vpos_multiplier_moves_is_recorded_and_survives_a_checkpoint(tmp_path:
     assert other.learner.state["multiplier"] != 1
 
 
-def test_a_stopped_run_resumes_with_the_state_of_loss_predictor_and_sampler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_resumes_with_the_state_of_loss_predictor_and_sampler(tmp_path: Path) -> None:
     words = ["algorithm=r2vpo", "algorithm.loss.multiplier_step=1.0", "routing=pr2"]
-    whole = assert_resumes(tmp_path, monkeypatch, 5, *words, "engine=stale", "engine.strength=2")
+    whole = assert_resumes(tmp_path, 5, *words, "engine=stale", "engine.strength=2")
     updates, steps = record.read_table(whole.folder, "updates"), record.read_table(whole.folder, "steps")
     assert updates["loss_number"].nunique() == 12
     assert updates.loc[updates["update"] == 1, "route_prediction_kl"].isna().all()
@@ -372,5 +369,5 @@ def test_a_run_records_its_decaying_rate_and_whether_its_gradients_were_cut(tmp_
     assert (record.read_table(wide.folder, "steps")["norm_cut"] == 0).all()
 
 
-def test_a_stopped_run_resumes_at_its_decayed_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_resumes(tmp_path, monkeypatch, 5, "optimizer.decay=0.75")
+def test_a_stopped_run_resumes_at_its_decayed_rate(tmp_path: Path) -> None:
+    assert_resumes(tmp_path, 5, "optimizer.decay=0.75")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.runs import compose
@@ -73,19 +74,15 @@ def test_every_family_says_the_same_and_learns_the_same(name: str, how: str, tas
     plain, expected = passed(net, said, None)
     found, gradient = passed(net, said, layouts(said, groups_B)[how])
     mask_BT = said.response_mask_BT.bool()
-    torch.testing.assert_close(found.logprobs_BT[mask_BT], plain.logprobs_BT[mask_BT], rtol=0, atol=5e-6)
-    torch.testing.assert_close(found.entropy_BT[mask_BT], plain.entropy_BT[mask_BT], rtol=0, atol=5e-6)
+    assert_close(found.logprobs_BT[mask_BT], plain.logprobs_BT[mask_BT], rtol=0, atol=5e-6)
+    assert_close(found.entropy_BT[mask_BT], plain.entropy_BT[mask_BT], rtol=0, atol=5e-6)
     assert (gradient - expected).norm() / expected.norm() < 5e-6
     if plain.routes_LBFK is None or found.routes_LBFK is None:
         return
     assert (found.routes_LBFK == plain.routes_LBFK).all()
     assert (found.routes_LBFK[:, ~said.route_mask_BF] == NO_ROUTE).all()
-    torch.testing.assert_close(
-        found.router_logprobs_LBTE[:, mask_BT], plain.router_logprobs_LBTE[:, mask_BT], rtol=0, atol=5e-5
-    )
-    torch.testing.assert_close(
-        found.router_inputs_LBTH[:, mask_BT], plain.router_inputs_LBTH[:, mask_BT], rtol=0, atol=5e-5
-    )
+    assert_close(found.router_logprobs_LBTE[:, mask_BT], plain.router_logprobs_LBTE[:, mask_BT], rtol=0, atol=5e-5)
+    assert_close(found.router_inputs_LBTH[:, mask_BT], plain.router_inputs_LBTH[:, mask_BT], rtol=0, atol=5e-5)
 
 
 def test_layers_that_do_not_see_all_earlier_positions_refuse(task: Chain) -> None:
@@ -118,7 +115,7 @@ def test_forced_and_predicted_routes_run_where_they_should(how: str, task: Chain
     found, gradient = passed(model, said, fed, forced_LBFK=forced_LBFK)
     assert (found.executed_LBFK == forced_LBFK).all()
     mask_BT = said.response_mask_BT.bool()
-    torch.testing.assert_close(found.logprobs_BT[mask_BT], plain.logprobs_BT[mask_BT], rtol=0, atol=5e-6)
+    assert_close(found.logprobs_BT[mask_BT], plain.logprobs_BT[mask_BT], rtol=0, atol=5e-6)
     assert (gradient - expected).norm() / expected.norm() < 5e-6
     heads = [torch.randn(32, 4, generator=generator) for _ in range(3)]
     by_plain, by_found = (forward(model, said, "fp32", heads_LHE=heads, layout=each) for each in (None, fed))

@@ -170,12 +170,7 @@ def test_prompt_padding_changes_neither_a_log_probability_nor_a_route(lively: Pr
 
 def test_positions_count_real_tokens_alone_as_a_model_with_learnt_positions_shows(task: Chain) -> None:
     numbers = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.3}
-    numbers |= {
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "_target_": "transformers.GPT2Config",
-    }
+    numbers |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "_target_": "transformers.GPT2Config"}
     gpt2 = build.build(numbers, task.tokenizer, seed=0, device="cpu")
     sequences = sampled(gpt2, task).sequences
     narrow, wide = trained(gpt2, sequences), trained(gpt2, padded_on_the_left(sequences, 5))

@@ -187,8 +187,7 @@ def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
         execute.execute(made)
-    facts = record.read_run(little.folder)
-    assert facts["status"] == "finished"
+    assert record.status(little.folder) == "finished"
     ours, theirs = (record.read_table(made.folder, "steps") for made in (little, every))
     assert ours["reward"].iloc[0] == theirs["reward"].iloc[0]
     for name in ("loss", "grad_norm", "entropy"):

@@ -185,14 +185,11 @@ def test_probes_and_replay_columns_are_at_the_temperature(tmp_path: Path) -> Non
     assert_close(columns["log_ratio_moment_free"], moved_BT[mask_BT].square().mean(), atol=1e-9, rtol=1e-2)
 
 
-def test_an_audits_rollouts_are_at_the_temperature(tmp_path: Path) -> None:
+def test_an_audits_rollouts_are_at_the_temperature_and_held_out_accuracy_at_1(tmp_path: Path) -> None:
+    assert trainer(tmp_path, *at(3.0)).evaluate(1) == trainer(tmp_path, *LIVELY).evaluate(1)
     made = trainer(tmp_path, *at(0.5))
     rollout = rollouts.respond(made, ["1+1="], "audit", 0, 0)
     assert_close(rollout.logprobs_BT, expected(made, rollout, 0.5)[0], atol=2e-4, rtol=0)
-
-
-def test_held_out_accuracy_stays_at_temperature_1(tmp_path: Path) -> None:
-    assert trainer(tmp_path, *at(3.0)).evaluate(1) == trainer(tmp_path, *LIVELY).evaluate(1)
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.3, 30.0])
@@ -213,8 +210,8 @@ def test_the_sampler_stands_in_for_the_old_policy_at_any_temperature(tmp_path: P
         old_policy.check_sampler(hot, old, 8, temperature)
 
 
-def test_a_run_at_a_temperature_resumes_and_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = assert_resumes(tmp_path, monkeypatch, 4, "rollout.temperature=0.7")
+def test_a_run_at_a_temperature_resumes_and_is_another_run(tmp_path: Path) -> None:
+    made = assert_resumes(tmp_path, 4, "rollout.temperature=0.7")
     steps = record.read_table(made.folder, "steps")
     assert (steps["rollout_kl_k3"] < 1e-8).all()
     hashes = [

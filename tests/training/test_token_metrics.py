@@ -41,6 +41,7 @@ def batch(log_ratios: list[list[float]]) -> Batch:
 def of_update(log_ratios: list[list[float]], **marks: list[list[bool]]) -> tuple[dict[str, float], dict[str, Tensor]]:
     output = LossOutput(torch.tensor(0.0), {name: torch.tensor(rows) for name, rows in marks.items()})
     columns, histograms = token_metrics.of_update(batch(log_ratios), output)
+    assert not any(column.requires_grad for column in columns.values())
     return token_metrics.to_floats(columns), histograms
 
 
@@ -92,11 +93,6 @@ def test_a_responses_log_ratio_variance_is_around_its_own_mean_and_counted_once(
     assert columns.VARIANCE_EDGES[place] >= 0.00999
 
 
-def test_measuring_gives_no_gradient() -> None:
-    columns, _ = token_metrics.of_update(batch([[0.1, 0.2]]), LossOutput(torch.tensor(0.0)))
-    assert not any(column.requires_grad for column in columns.values())
-
-
 def test_mismatch_closed_form() -> None:
     mask_BT = torch.tensor([[1, 1], [1, 0]])
     rollout_BT = torch.tensor([[-1.0, -2.0], [-3.0, math.nan]])
@@ -138,6 +134,7 @@ def test_equal_policies_have_mismatch_exactly_zero() -> None:
 
 
 def test_correction_columns_are_means_over_response_tokens() -> None:
+    assert token_metrics.mean(torch.tensor([[1.0, 2.0], [6.0, math.nan]]), torch.tensor([[1, 1], [1, 0]])) == 3
     weights_BT = torch.tensor([[0.0, 3.0], [1.5, 99.0]])  # the last is padding
     made = batch([[0.1, 0.2], [0.3]])
     columns, _ = token_metrics.of_update(made, LossOutput(torch.tensor(0.0), {"weights_BT": weights_BT}))
@@ -147,17 +144,11 @@ def test_correction_columns_are_means_over_response_tokens() -> None:
 
 def test_reward_columns_closed_form() -> None:
     scores_PG = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
-    columns = token_metrics.of_rewards(scores_PG, scores_PG)
-    assert columns == {"reward": 0.5, "groups_without_signal": 0.5, "prompts_sampled": 4}
-
-
-def test_a_group_has_the_signal_of_the_rewards_that_are_used_and_a_dropped_one_that_of_its_scores() -> None:
-    scores_PG = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
     rewards_KG = torch.tensor([[1.0, 0.5], [0.0, 0.0]])  # a penalty gives a signal, another one takes it away
-    columns = token_metrics.of_rewards(scores_PG, rewards_KG)
-    assert columns == {"reward": 0.5, "groups_without_signal": 0.5, "prompts_sampled": 4}
-    columns = token_metrics.of_rewards(scores_PG[:2], rewards_KG[:1])
-    assert columns["groups_without_signal"] == 0
+    for used in (scores_PG, rewards_KG):
+        columns = token_metrics.of_rewards(scores_PG, used)
+        assert columns == {"reward": 0.5, "groups_without_signal": 0.5, "prompts_sampled": 4}
+    assert token_metrics.of_rewards(scores_PG[:2], rewards_KG[:1])["groups_without_signal"] == 0
 
 
 def test_a_response_without_tokens_has_no_weight() -> None:
@@ -191,10 +182,6 @@ def test_a_step_takes_columns_that_some_updates_lack_and_shares_from_mean_moment
     assert step["router_shift_min"] == 0.7
     assert step["log_ratio_moment_changed"] == 4.0
     assert step["routing_share"] == pytest.approx(0.5, abs=1e-5)
-
-
-def test_mean_is_over_response_tokens() -> None:
-    assert token_metrics.mean(torch.tensor([[1.0, 2.0], [6.0, math.nan]]), torch.tensor([[1, 1], [1, 0]])) == 3
 
 
 # --- routing drift -----------------------------------------------------------------------------------
@@ -329,29 +316,17 @@ def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
 
 
 def test_every_seed_stage_and_step_draws_its_own_numbers_and_draws_them_again() -> None:
-    places = [
-        (0, "rollout", 1),
-        (1, "rollout", 1),
-        (0, "evaluation", 1),
-        (0, "rollout", 2),
-        (1, "1x", 1),
-        (11, "x", 1),
-    ]
+    places = [(0, "rollout", 1), (1, "rollout", 1), (0, "evaluation", 1), (0, "rollout", 2), (1, "1x", 1), (11, "x", 1)]
 
-    def drawn() -> list[tuple[float, float]]:
-        return [
-            (
-                torch.rand((), generator=seeding.torch_generator(*place), dtype=torch.float64).item(),
-                seeding.numpy_generator(*place).random(),
-            )
-            for place in places
-        ]
+    def drawn() -> list[float]:
+        of_torch = [torch.rand((), generator=seeding.torch_generator(*each), dtype=torch.float64) for each in places]
+        return [*map(float, of_torch), *(seeding.numpy_generator(*each).random() for each in places)]
 
     first = drawn()
     torch.rand(3)
     np.random.default_rng(0).random(3)
     assert drawn() == first
-    assert len({number for pair in first for number in pair}) == 2 * len(places)
+    assert len(set(first)) == 2 * len(places)
 
 
 def test_seeds_fit_both_generators_and_do_not_repeat() -> None:

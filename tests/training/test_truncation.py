@@ -118,8 +118,8 @@ def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_
     [[*REPLAY, "algorithm=dapo", "rollout.responses=3"], ["engine=weight_noise", "engine.strength=0.1"]],
     ids=["mask", "noise"],
 )
-def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
-    steps = record.read_table(assert_resumes(tmp_path, monkeypatch, 4, *words).folder, "steps")
+def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path, words: list[str]) -> None:
+    steps = record.read_table(assert_resumes(tmp_path, 4, *words).folder, "steps")
     replays = words[0] == "engine=truncated"
     assert (abs(steps["rollout_ratio_mean"] - 1) < 1e-5).all() == replays
     assert (steps["rollout_kl_k3"] < 1e-8).all() == replays
