@@ -98,8 +98,8 @@ def code_hash(config: Mapping[str, Any]) -> str | None:
     The hash covers the classes' files and the local modules that they import, comments too; imports from installed
     packages do not count. None if a class's file is missing or cannot be read.
     """
-    losses = _modules({part: config.get(part) for part in ("algorithm", "advantage", "correction")})
-    others, known = _modules(config) - losses, {} if _known is None else _known
+    losses = modules_of({part: config.get(part) for part in ("algorithm", "advantage", "correction")})
+    others, known = modules_of(config) - losses, {} if _known is None else _known
     key = (frozenset(losses), frozenset(others))
     if key not in known:
         known[key] = _hash_of([*losses, *filter(_is_users, others)])
@@ -171,7 +171,7 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _modules(config: Mapping[str, Any]) -> set[str]:
+def modules_of(config: Mapping[str, Any]) -> set[str]:
     """Return the modules of the classes that a config names."""
     return {str(value).rpartition(".")[0] for key, value in flatten(config).items() if key.endswith("_target_")}
 
