@@ -76,10 +76,7 @@ class FigureSpec:
 
     def figure(self, data: Mapping[str, pd.DataFrame]) -> DataFigure:
         """Draw ``data``, if ``lacks(data)`` is None. A ``$`` in a name begins no formula."""
-        tables = [data[name] for name in self.takes]
-        if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # ``runs`` has every name
-            tables = [without_mathematics(table) for table in tables]
-        return self.draw(*tables)
+        return self.draw(*(without_mathematics(data[name]) for name in self.takes))
 
 
 def _has_mismatch(steps: pd.DataFrame) -> str | None:
