@@ -1,7 +1,6 @@
 """``python -m study``: the verdicts with their page and figures, the experiments, and their runs."""
 
 import os
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,7 +43,7 @@ def main(words: list[str]) -> int:
     if words == ["list"]:
         print(listing())
         return 0
-    parser = Parser(prog="python -m study", description=_HELP, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m study", description=_HELP)
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     parser.add_argument("--pages", type=Path, help="folder of claims.md (default: the results folder)")
     parser.add_argument(
@@ -73,7 +72,6 @@ def run(words: Sequence[str]) -> int:
     """
     usage = "%(prog)s [NAME ...] [KEY=VALUE ...] [--keep FOLDER] [--dry] [--redo] [--retry-failed]"
     parser = Parser(prog="python -m study run", usage=usage, description=_RUN_HELP, allow_abbrev=False)
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive in this folder what a report needs")
     given, rest = parser.parse_known_args(words)
     names = [word for word in rest if "=" not in word and not word.startswith("-")]

@@ -130,9 +130,8 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
     """
     tables, kept = dict(tables), columns.kept()
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
-    tables["steps"] = tables["steps"][
-        tables["steps"]["metric"].map(lambda name: name in kept or columns.is_own(name)).astype(bool)
-    ]
+    is_kept = tables["steps"]["metric"].map(lambda name: name in kept or columns.is_own(name)).astype(bool)
+    tables["steps"] = tables["steps"][is_kept]
     folder = regular_files.folder(to, "data", experiment)
     paths = [folder / f"{name}.parquet" for name in _TABLES]
     for path in [*paths, folder / CHECKSUMS]:
@@ -204,10 +203,8 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     runs, steps = tables["runs"], tables["steps"]
     if not set(runs["status"]) <= set(record.ENDED):
         yield "runs has a run that has not ended"
-    if (
-        runs[[*ARM_KEYS, "arm", "origin", "collapse_rule"]].isna().any(axis=None)
-        or runs["arm"].str.len().max() > _LONGEST_ARM
-    ):
+    is_nameless = runs[[*ARM_KEYS, "arm", "origin", "collapse_rule"]].isna().any(axis=None)
+    if is_nameless or runs["arm"].str.len().max() > _LONGEST_ARM:
         yield "runs: its arms must be named"
     finite = steps[steps["metric"].isin(["reward", "eval_accuracy", *collapse.FINITE])]
     if not np.isfinite(np.asarray([*finite["value"], *tables["evaluations"]["score"]], float)).all():

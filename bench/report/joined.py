@@ -34,8 +34,8 @@ def places(results: Path, experiment: str) -> dict[str, tuple[Path, str]]:
     split = [(Path(folder) if slash else results, name) for folder, slash, name in (w.rpartition("/") for w in words)]
     names = [name for _, name in split]
     for word, (folder, name) in zip(words, split, strict=True):
-        if not is_name(name) or name not in (known := archive.experiments(folder)):
-            known = [visible(each) for each in archive.experiments(folder)]
+        known = [visible(each) for each in archive.experiments(folder)]
+        if not is_name(name) or name not in known:
             hint = nearest(name, known, f"`ls {visible(folder)}/*`") if known else f"none is in {visible(folder)}"
             raise UserError(f"--experiment: there is no experiment {visible(word)!r}; {hint}")
         if words.count(word) > 1:

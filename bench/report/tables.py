@@ -152,9 +152,8 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 def _by_reward(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of arms with the highest final reward first."""
-    return table.sort_values(
-        "final reward", key=lambda cells: -cells.map(lambda cell: cell.mean), kind="stable"
-    ).reset_index()
+    order = table["final reward"].map(lambda cell: -cell.mean).sort_values(kind="stable").index
+    return table.loc[order].reset_index()
 
 
 def _verdicts(runs: pd.DataFrame) -> Any:
@@ -206,19 +205,14 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     if routed["model"].nunique() < 2:
         return pd.DataFrame()
     shares = routing_share(steps, ["arm"]).groupby("arm").agg(list)
-    table = (
-        routed.groupby("arm")[["parameters", "active_parameters", "moe_layers", "top_k", "experts"]].first().astype(int)
-    )
-    table.insert(0, "n", routed.groupby("arm").size())
-    table["experts"] = [
-        f"{top_k} of {experts}" for top_k, experts in zip(table.pop("top_k"), table["experts"], strict=True)
-    ]
+    by_arm = routed.groupby("arm")
+    table = by_arm[["parameters", "active_parameters", "moe_layers", "top_k", "experts"]].first().astype(int)
+    table.insert(0, "n", by_arm.size())
+    table["experts"] = table.pop("top_k").astype(str) + " of " + table["experts"].astype(str)
     table = table.join(_estimates(steps, MODELS))
-    reward = table.pop("final reward")
-    table["share of routing"] = pd.Series({arm: over_seeds(shares.get(arm, [])) for arm in table.index}, dtype=object)
-    return (
-        table.assign(**{"final reward": reward}).reset_index().rename(columns=lambda name: str(name).replace("_", " "))
-    )
+    of_routing = pd.Series({arm: over_seeds(shares.get(arm, [])) for arm in table.index}, dtype=object)
+    table.insert(table.shape[1] - 1, "share of routing", of_routing)  # before the final reward
+    return table.reset_index().rename(columns=lambda name: str(name).replace("_", " "))
 
 
 def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
@@ -243,9 +237,8 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
     arms = sorted(set(steps["arm"].astype(str)))
     table = pd.DataFrame(index=pd.Index(arms, name="arm"))
     for column, (metric, how) in numbers.items():
-        values = {
-            str(arm): own.tolist() for arm, own in run_numbers(steps, metric, how, ["arm", "seed"]).groupby("arm")
-        }
+        by_arm = run_numbers(steps, metric, how, ["arm", "seed"]).groupby("arm")
+        values = {str(arm): own.tolist() for arm, own in by_arm}
         log, bounds = metric in GEOMETRIC, columns.bounds(metric)
         table[column] = pd.Series({arm: over_seeds(values.get(arm, []), log, bounds) for arm in arms}, dtype=object)
     return table

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.runs import branch, identity, overrides
+from steadymoe.bench.runs import branch, identity, overrides, provenance
 from steadymoe.bench.runs.identity import flatten, shortener
 from steadymoe.bench.runs.overrides import key_of
 from steadymoe.bench.runs.validate import check, check_names
@@ -64,15 +64,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
     differing = [key for key in keys if key == "algorithm" or len({str(part.get(key)) for part in parts}) > 1]
     label_of = {key: shortener(part[key] for part in parts if key in part) for key in differing}
 
-    def label(run: Run, part: Mapping[str, Any]) -> str:
-        words = [
-            str(part[key]) if key in run.choices else f"{key}={label_of[key](part[key])}"
-            for key in differing
-            if key in part
-        ]
-        return " ".join([*words, f"seed={run.config.seed}"])
-
-    return [label(run, part) for run, part in zip(runs, parts, strict=True)]
+    found = []
+    for run, part in zip(runs, parts, strict=True):
+        named = [key for key in differing if key in part]
+        words = [str(part[key]) if key in run.choices else f"{key}={label_of[key](part[key])}" for key in named]
+        found.append(" ".join([*words, f"seed={run.config.seed}"]))
+    return found
 
 
 def plan(
@@ -127,8 +124,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         fits.check(config)
     check_names(flat, reference)
     axes = identity.axes(flat, reference, choices)
-    modules = [str(value).rpartition(".")[0] for key, value in flat.items() if key.endswith("_target_")]
-    modules += [path.stem for path in external.metrics() if config.measure == "all"]
+    modules = provenance.modules_of(plain) | {path.stem for path in external.metrics() if config.measure == "all"}
     return Run(
         config=config,
         plain=plain,

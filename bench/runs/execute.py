@@ -95,7 +95,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
             if step % config.checkpoint_every == 0 and step < config.steps:
                 checkpoint.save(recorded.checkpoint, trainer.learner, trainer.sampler, step)
             if step == config.checkpoint_keep:
-                checkpoint.save(recorded.kept(step), trainer.learner, trainer.sampler, step)
+                checkpoint.save(branch.kept(recorded.folder, step), trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(recorded.folder, "steps")
     collapse = judge(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout).collapse

@@ -51,23 +51,11 @@ def check(config: RunConfig) -> None:
 
     Errors of the classes that the config names are left to the caller.
     """
-    _machine(config)
+    if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
+        raise ConfigError(f"experts={megablocks.NAME}: {why}")
     if config.measure == "all":
         own_metrics.load()
-    task, has_experts = of_task(config)
-    traits = config.objective().traits
-    _advantage(config, traits)
-    _engine(config, task, traits)
-    if not has_experts:
-        _dense(config, traits)
-
-
-def of_task(config: RunConfig) -> tuple[Task, bool]:
-    """Return a run's task, and whether its model has routers.
-
-    Raises ValueError, in one line, for what does not fit, and the errors of the task's class.
-    """
-    routed = has_experts(config.model)
+    is_dense = not has_experts(config.model)
     if "path" in config.model:
         path = config.model["path"]
         task = _task_of_checkpoint(path, pretrained.digest(path), json.dumps(config.task))
@@ -75,7 +63,11 @@ def of_task(config: RunConfig) -> tuple[Task, bool]:
         task = _task_of_model(json.dumps(config.model["config"]), json.dumps(config.task))
     check_memory(config, task)
     _check_start(config, task)
-    return task, routed
+    traits = config.objective().traits
+    _advantage(config, traits)
+    _engine(config, task, traits)
+    if is_dense:
+        _dense(config, traits)
 
 
 def need_device(device: str) -> None:
@@ -85,12 +77,6 @@ def need_device(device: str) -> None:
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
-
-
-def _machine(config: RunConfig) -> None:
-    """Raise ConfigError for a package that this machine does not have."""
-    if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
-        raise ConfigError(f"experts={megablocks.NAME}: {why}")
 
 
 def _advantage(config: RunConfig, traits: Traits) -> None:

@@ -137,21 +137,17 @@ def shortener(among: Iterable[Any]) -> Callable[[Any], str]:
     A path is shortened to as few of its last parts as tell it from the other paths in ``among``, without
     ``.safetensors``. A last part of 16 hex digits or more is cut to eight, if eight tell it from the others.
     """
-    texts = [value for value in dict.fromkeys(filter(_is_text, among)) if PurePosixPath(value).parts]
-    waiting = {text: len(PurePosixPath(text).parts) for text in texts if "/" in text}
-    labels: dict[Any, str] = {}
-    for count in range(1, max(waiting.values(), default=0) + 1):
+    texts = {value for value in among if isinstance(value, str) and PurePosixPath(value).parts}
+    lengths = {text: len(PurePosixPath(text).parts) for text in texts if "/" in text}
+    labels: dict[str, str] = {}
+    for count in range(1, max(lengths.values(), default=0) + 1):
         for cut in (8, None):
-            tails = {text: _tail(text, count, cut) for text in texts} if waiting else {}
+            tails = {text: _tail(text, count, cut) for text in texts}
             times = Counter(tails.values())
-            told = {text for text, length in waiting.items() if count <= length and times[tails[text]] == 1}
-            labels |= {text: tails[text] for text in told}
-            waiting = {text: length for text, length in waiting.items() if text not in told}
-    return lambda value: labels.get(value, value) if _is_text(value) else str(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+            for text, length in lengths.items():
+                if count <= length and times[tails[text]] == 1:
+                    labels.setdefault(text, tails[text])
+    return lambda value: labels.get(str(value), str(value))
 
 
 def _tail(path: str, count: int, cut: int | None) -> str:

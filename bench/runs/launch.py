@@ -43,8 +43,7 @@ class _Jobs:
     def on_job_start(self, **_: Any) -> None:
         """Do nothing."""
 
-    def on_job_end(self, **_: Any) -> None:
-        """Do nothing."""
+    on_job_end = on_job_start
 
 
 def launch(runs: Sequence[Run], words: Sequence[str], multirun: bool) -> None:

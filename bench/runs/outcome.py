@@ -21,8 +21,8 @@ TERMS = {
     "not judged": "Too short for the collapse rule; tables show –.",
 }
 _REASONS = ("not finite", "reward", "entropy", "gradient norm")
-# Algorithms that are meant to break.
-_CONTROLS = ("grpo_unclipped",)
+# The algorithm that is meant to break.
+_CONTROL = "grpo_unclipped"
 # Replay is misaligned if the KL of sampler from trainer is more than this many times the KL with free or with shifted
 # routes, plus rounding. Over six probed steps with each engine on micro and flat it was at most 1.1 times as large if
 # routes were sound, and at least 3.5 times if they were shifted by a token. Router noise of 5 and more hides that fault
@@ -41,9 +41,8 @@ def lines(runs: Sequence[compose.Run], states: Mapping[Path, record.State]) -> l
         if not state.has_ended:
             continue
         if how := state.facts["diverged"]:
-            expected = (
-                " (expected: this is the control without a clip)" if run.choices["algorithm"] in _CONTROLS else ""
-            )
+            is_control = run.choices["algorithm"] == _CONTROL
+            expected = " (expected: this is the control without a clip)" if is_control else ""
             said.append(f"{state.status}: {label}: {reason(how)}{expected}")
         found = findings(record.read_table(run.folder, "steps"))
         said += [f"{finding}: {label}: {why}" for finding, why in found.items()]

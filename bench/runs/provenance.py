@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadymoe.bench.runs.identity import flatten
-from steadymoe.bench.support import external, source
+from steadymoe.bench.support import blame, external, source
 from steadymoe.bench.support.revision import revision
 
 if TYPE_CHECKING:
@@ -59,11 +59,9 @@ class Difference:
     @property
     def stale(self) -> str | None:
         """Return why the run is stale; None if it is not, or if that is unknown."""
-        words = [
-            f"made by {self.code}" if self.code else None,
-            f"made with {self.libraries}" if self.libraries else None,
-        ]
-        return ", ".join(word for word in words if word) or None
+        reasons = [f"made by {self.code}"] if self.code else []
+        reasons += [f"made with {self.libraries}"] if self.libraries else []
+        return ", ".join(reasons) or None
 
 
 def difference(facts: Mapping[str, Any]) -> Difference:
@@ -100,8 +98,8 @@ def code_hash(config: Mapping[str, Any]) -> str | None:
     The hash covers the classes' files and the local modules that they import, comments too; imports from installed
     packages do not count. None if a class's file is missing or cannot be read.
     """
-    losses = _modules({part: config.get(part) for part in ("algorithm", "advantage", "correction")})
-    others, known = _modules(config) - losses, {} if _known is None else _known
+    losses = modules_of({part: config.get(part) for part in ("algorithm", "advantage", "correction")})
+    others, known = modules_of(config) - losses, {} if _known is None else _known
     key = (frozenset(losses), frozenset(others))
     if key not in known:
         known[key] = _hash_of([*losses, *filter(_is_users, others)])
@@ -173,7 +171,7 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _modules(config: Mapping[str, Any]) -> set[str]:
+def modules_of(config: Mapping[str, Any]) -> set[str]:
     """Return the modules of the classes that a config names."""
     return {str(value).rpartition(".")[0] for key, value in flatten(config).items() if key.endswith("_target_")}
 
@@ -181,11 +179,11 @@ def _modules(config: Mapping[str, Any]) -> set[str]:
 def _is_users(module: str) -> bool:
     """Return whether a module is neither the suite's nor an installed package's; one without a file counts."""
     file = source.find(module)
-    return file is None or not (source.is_of_suite(file) or source.is_installed(file))
+    return file is None or not (source.is_of_suite(file) or blame.is_installed(file))
 
 
 def _counts(module: str, file: Path) -> bool:
     """Return whether an import of a loss is part of its hash: users' code and the suite's algorithms."""
     if source.is_of_suite(file):
         return source.is_of_suite(file, "algorithms") and module != "steadymoe.algorithms"
-    return not source.is_installed(file)
+    return not blame.is_installed(file)  # the recorded versions identify an installed package

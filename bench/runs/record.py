@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steadymoe.bench.runs import branch, lifecycle
+from steadymoe.bench.runs import lifecycle
 from steadymoe.bench.runs.lifecycle import Damaged, at
 from steadymoe.bench.statistics.collapse import FINITE, Rule
 from steadymoe.bench.support import atomic_files, regular_files
@@ -242,11 +242,8 @@ def _is_at_its_place(folder: Path, facts: Mapping[str, Any]) -> bool:
 
 def checksum(path: Path) -> str:
     """Return the first 16 hex digits of the SHA-256 of a file's bytes. Raises OSError if it cannot be read."""
-    digest = hashlib.sha256()
     with regular_files.opened(path) as file:
-        while part := file.read(2**16):  # hashlib.file_digest clears 256 KiB for each file, however small
-            digest.update(part)
-    return digest.hexdigest()[:16]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
@@ -366,10 +363,6 @@ class Record:
     def checkpoint(self) -> Path:
         """The path of the run's checkpoint, whether it exists or not."""
         return self.folder / "checkpoint.safetensors"
-
-    def kept(self, step: int) -> Path:
-        """Return the path of the checkpoint that ``checkpoint_keep`` keeps, whether it exists or not."""
-        return branch.kept(self.folder, step)
 
     def begin(self, resume_from: int | None) -> None:
         """Mark the run as running and drop the rows after step ``resume_from`` (all rows for None)."""

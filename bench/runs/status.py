@@ -47,7 +47,6 @@ def lines(results: Path) -> list[str]:
     """
     place = regular_files.refuse_links(results / "runs", results)
     folders = sorted(path for path in place.glob("*") if path.is_dir() and not path.is_symlink())
-    by_experiment = {folder: states for folder in folders if (states := states_of(folder))}
     links = sorted(path for path in place.glob("*") if path.is_symlink())
     lines = [f"{visible(path)} is a link; links in a results folder are not followed" for path in links]
     for folder in folders:
@@ -56,8 +55,8 @@ def lines(results: Path) -> list[str]:
             lines.append(
                 f"{visible(folder.name)}: {visible(why)}; the next run rewrites it, unstarted runs are unknown"
             )
-        if folder in by_experiment:
-            lines += _experiment_lines(folder, by_experiment[folder], plan)
+        if states := states_of(folder):
+            lines += _experiment_lines(folder, states, plan)
     return lines or [f"no runs below {visible(results / 'runs')}; start some with: steadymoe run experiment=quickstart"]
 
 

@@ -4,8 +4,13 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-_NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _PACKAGES = {"site-packages", "dist-packages"}  # also of another environment that this one sees
+
+
+def is_installed(file: Path) -> bool:
+    """Return whether a file belongs to Python or to an installed package."""
+    return any(map(file.is_relative_to, _INSTALLED)) or not _PACKAGES.isdisjoint(file.parts)
 
 
 def failure(error: BaseException) -> str:
@@ -30,8 +35,7 @@ def users_code(error: BaseException) -> str | None:
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         spec = frame.f_globals.get("__spec__")  # has the name of a module that is run with ``python -m``
-        file, module = frame.f_code.co_filename, str(getattr(spec, "name", frame.f_globals.get("__name__")))
-        is_installed = file.startswith(_NOT_THE_USERS) or not _PACKAGES.isdisjoint(Path(file).parts)
-        if module.split(".")[0] != "steadymoe" and Path(file).is_file() and not is_installed:
+        file, module = Path(frame.f_code.co_filename), str(getattr(spec, "name", frame.f_globals.get("__name__")))
+        if module.split(".")[0] != "steadymoe" and file.is_file() and not is_installed(file):
             place = f"{file}, line {line}"
     return place

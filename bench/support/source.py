@@ -4,7 +4,6 @@ import ast
 import functools
 import hashlib
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from steadymoe.bench.support import external
 
 SUITE = Path(__file__).parents[2]
 _PACKAGES = ("algorithms", "bench", "conf", "models")
-_INSTALLED = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
 def find(module: str) -> Path | None:
@@ -39,13 +37,6 @@ def find(module: str) -> Path | None:
 def is_of_suite(file: Path, *packages: str) -> bool:
     """Return whether a file belongs to the suite; with ``packages``, whether it belongs to one of these packages."""
     return any(file.is_relative_to(SUITE / package) for package in packages or _PACKAGES)
-
-
-def is_installed(file: Path) -> bool:
-    """Return whether a file belongs to Python or to an installed package; the recorded versions identify such code."""
-    return any(file.is_relative_to(place) for place in _INSTALLED) or bool(
-        {"site-packages", "dist-packages"} & set(file.parts)
-    )
 
 
 def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> dict[str, Path] | None:

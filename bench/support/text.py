@@ -94,14 +94,11 @@ def _each_text(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFram
     for name in table.select_dtypes(["object", "string", "category"]):
         column = table[name]
         values = column if column.dtype == object else column.unique()  # dicts have no order and no hash
-        other = {each: text for each in set(filter(_is_text, values)) if (text := change(each)) != each}
+        texts = {value for value in values if isinstance(value, str)}
+        other = {each: text for each in texts if (text := change(each)) != each}
         if other:
             changed[str(name)] = column.astype(object).map(partial(_replaced, other))
     return table.assign(**changed) if changed else table
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _replaced(other: dict[str, str], value: Any) -> Any:

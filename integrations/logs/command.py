@@ -144,10 +144,7 @@ def _between(kind: Callable[[str], float], low: float, high: float) -> Callable[
 
 
 def _parser() -> Parser:
-    raw = argparse.RawDescriptionHelpFormatter
-    verb = Parser(
-        prog="steadymoe-integrations import", description=_DESCRIPTION, formatter_class=raw, allow_abbrev=False
-    )
+    verb = Parser(prog="steadymoe-integrations import", description=_DESCRIPTION, allow_abbrev=False)
     count = _between(int, 1, logs.MAX_COUNT)
     verb.add_argument("file", type=Path, metavar="FILE", help="the log")
     for name in ("algorithm", "model", "task"):

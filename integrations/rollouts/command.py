@@ -1,6 +1,5 @@
 """``steadymoe-integrations audit`` and ``conformance``: another trainer's rollouts, and its route replay."""
 
-import argparse
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +57,4 @@ def conformance_main(words: list[str]) -> int:
 
 
 def _parser(name: str, description: str) -> Parser:
-    raw = argparse.RawDescriptionHelpFormatter
-    return Parser(
-        prog=f"steadymoe-integrations {name}", description=description, formatter_class=raw, allow_abbrev=False
-    )
+    return Parser(prog=f"steadymoe-integrations {name}", description=description, allow_abbrev=False)

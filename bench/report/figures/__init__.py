@@ -1,7 +1,6 @@
 """Figures: pure functions of tables; none reads the disk. Here their list: what each one needs, and its experiment."""
 
 import runpy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -77,10 +76,7 @@ class FigureSpec:
 
     def figure(self, data: Mapping[str, pd.DataFrame]) -> DataFigure:
         """Draw ``data``, if ``lacks(data)`` is None. A ``$`` in a name begins no formula."""
-        tables = [data[name] for name in self.takes]
-        if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # ``runs`` has every name
-            tables = [without_mathematics(table) for table in tables]
-        return self.draw(*tables)
+        return self.draw(*(without_mathematics(data[name]) for name in self.takes))
 
 
 def _has_mismatch(steps: pd.DataFrame) -> str | None:
@@ -159,7 +155,7 @@ def every() -> dict[str, FigureSpec]:
 @cache
 def _own(folders: tuple[Path, ...]) -> dict[str, FigureSpec]:
     own: dict[str, FigureSpec] = {}
-    sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]  # a module may import its neighbours
+    external.make_importable()  # a module may import its neighbours
     for path in (path for folder in folders for path in sorted(folder.glob("*figures.py"))):
         try:
             specs = runpy.run_path(str(path))["FIGURES"]

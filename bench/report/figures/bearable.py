@@ -63,11 +63,11 @@ def levels(steps: pd.DataFrame) -> pd.DataFrame:
     """
     dial, *others = _varying(steps)
     more = ["model", "routing", "correction"] + (["engine"] if dial != "strength" else [])
-    steps = steps.assign(line=tables.line_names(steps, more), panel="")
     parts = [steps[key].astype(str) for key in ("experiment", "optimizer") if steps[key].nunique() > 1]
     parts += [f"{DIALS[other]} " + steps[other].map("{:g}".format) for other in others]
-    for part in parts:  # each has its own gain of the reference, and values of its own
-        steps["panel"] += (steps["panel"] != "").map({True: ", ", False: ""}) + part
+    # Each panel has its own gain of the reference, and values of its own.
+    panels = [", ".join(words) for words in zip(*parts, strict=True)] if parts else ""
+    steps = steps.assign(line=tables.line_names(steps, more), panel=panels)
     keys = ["panel", "line", "algorithm", dial, "seed"]
     found = {"start": tables.run_numbers(steps[steps["step"] == 0], "eval_accuracy", "first", keys)}
     found |= {name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()}

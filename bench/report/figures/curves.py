@@ -38,11 +38,10 @@ def overview(steps: pd.DataFrame) -> DataFigure:
     side = style.beside(2)
     rows = -(-len(shown) // side)
     with style.figure_style():
-        more = 0 if base is None else 1
         if len(groups) > 1:
             figure, blocks = style.blocks(len(groups), len(shown), 1.7)
         else:
-            below = more * 2 // side
+            below = 0 if base is None else 2 // side  # rows of differences
             figure, axes = style.panels(rows + below, side, 2.1 * rows + 2.0 * below, style.TWO_COLUMNS)
             blocks = [axes]
         for axes, group in zip(blocks, groups, strict=True):

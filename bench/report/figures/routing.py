@@ -34,10 +34,8 @@ def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
     with style.figure_style():
         figure, stacks = style.stacks(len(groups), 2, 1.9)
         token = np.array(columns.LOG_RATIO_EDGES, dtype=np.float32)
-        decades, metric = (
-            np.array(columns.LOG10_VARIANCE_EDGES, dtype=np.float32),
-            "sequence_log_ratio_variance_histogram",
-        )
+        decades = np.array(columns.LOG10_VARIANCE_EDGES, dtype=np.float32)
+        metric = "sequence_log_ratio_variance_histogram"
         for (of_tokens, of_responses), group in zip(stacks, groups, strict=True):
             _densities(of_tokens, named, "token_ratio_histogram", token, 0.05, group, "share of tokens")
             of_tokens.set_yscale("log")

@@ -59,7 +59,7 @@ def frontier(grid: pd.DataFrame, line: pd.DataFrame, steps: pd.DataFrame) -> Dat
     xs, ys = sorted(grid["x"].unique()), sorted(grid["y"].unique())
     with style.figure_style():
         label = "stable runs (share)"
-        figure, panels = _grids(1.7, grid, "arm", ("x", "y", "stable"), label, ".2g", (0.55, np.inf))
+        figure, panels = _grids(1.7, grid.rename(columns={"arm": "panel"}), "stable", label, ".2g", (0.55, np.inf))
         for arm, axis in panels.items():
             own = line[line["arm"] == arm].dropna().sort_values("x")
             # The line is interpolated over log y, like the statistic. At the lowest or the highest y of the grid it is
@@ -85,32 +85,29 @@ def gain_map(steps: pd.DataFrame) -> DataFigure:
     The gain is the mean reward of the last ``_LAST_UPDATES`` updates' rollouts less the held-out accuracy of the cold
     start. A frame marks the experiment's own setting.
     """
-    names = tables.line_names(steps, ["model"])
-    keys = ["method", "learning_rate", "updates_per_rollout", "seed"]
-    steps = steps.assign(method=names, update=steps["step"] * steps["updates_per_rollout"])
+    keys = ["panel", "x", "y", "seed"]
+    steps = steps.assign(panel=tables.line_names(steps, ["model"]), x=steps["learning_rate"])
+    steps = steps.assign(y=steps["updates_per_rollout"], update=steps["step"] * steps["updates_per_rollout"])
     rewards = steps[steps["metric"] == "reward"]
     ends = rewards.groupby(keys)["update"].transform("max")
     last = rewards[rewards["update"] > ends - _LAST_UPDATES].groupby(keys)["value"].mean()
     start = steps[(steps["metric"] == "eval_accuracy") & (steps["step"] == 0)].set_index(keys)["value"]
     gains = (last - start).rename("gain").reset_index()
-    cells = gains.groupby(keys[:3])["gain"].agg(["mean", "min", "max", "size"]).reset_index()
-    xs, ys = (sorted(cells[key].unique()) for key in keys[1:3])
+    cells = gains.groupby(["panel", "x", "y"])["gain"].agg(mean="mean", min="min", max="max", n="size").reset_index()
+    xs, ys = sorted(cells["x"].unique()), sorted(cells["y"].unique())
     most = cells["mean"].abs().max()
     own = steps[~steps["axes"].str.contains("learning_rate|updates_per_rollout")]
-    marked = {(xs.index(x), ys.index(y)) for x, y in own[keys[1:3]].drop_duplicates().itertuples(index=False)}
+    marked = {(xs.index(x), ys.index(y)) for x, y in own[["x", "y"]].drop_duplicates().itertuples(index=False)}
     with style.figure_style():
-        height, named, light = 0.7 + 0.22 * len(ys), (keys[1], keys[2], "mean"), (-0.6 * most, 0.6 * most)
-        label = "gain in reward"
-        figure, panels = _grids(height, cells, "method", named, label, "+z.2f", light, "PuOr", (-most, most))
+        height, label, light = 0.7 + 0.22 * len(ys), "gain in reward", (-0.6 * most, 0.6 * most)
+        figure, panels = _grids(height, cells, "mean", label, "+z.2f", light, "PuOr", (-most, most))
         for method, axis in panels.items():
             for x, y in marked:
                 frame = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4, zorder=3)
                 axis.add_patch(frame)
-            renamed = {"learning_rate": "x", "updates_per_rollout": "y", "size": "n"}
-            ours = cells[cells["method"] == method].drop(columns="method")
-            style.note(axis, method, ours.rename(columns=renamed), label)
+            style.note(axis, method, cells[cells["panel"] == method].drop(columns="panel"), label)
         text = (
-            f"Mean over seeds, n = {style.span(cells['size'].tolist())} a cell, of the mean reward over the last "
+            f"Mean over seeds, n = {style.span(cells['n'].tolist())} a cell, of the mean reward over the last "
             f"{_LAST_UPDATES} updates less the held-out accuracy of the cold start; no interval; the data beside the "
             "figure have each cell's lowest and highest seed. Frame: the experiment's own setting."
         )
@@ -120,25 +117,24 @@ def gain_map(steps: pd.DataFrame) -> DataFigure:
 def _grids(
     height: float,
     cells: pd.DataFrame,
-    by: str,
-    keys: tuple[str, str, str],
+    value: str,
     label: str,
     text: str,
     light: tuple[float, float],
     colours: str = "cividis",
     ends: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[DataFigure, dict[str, Axes]]:
-    """Draw a heat map over learning rate and staleness for each value of ``by``; return the figure and its panels.
+    """Draw a heat map over learning rate (x) and staleness (y) for each panel of ``cells``; return figure and panels.
 
-    ``keys`` are the columns x, y and value; ``height`` is that of a row of panels.
+    ``value`` is the column that is drawn; ``height`` is that of a row of panels.
     """
-    (x, y, value), names = keys, sorted(cells[by].unique())
+    names = sorted(cells["panel"].unique())
     across, _ = style.across(len(names))
     rows, width = -(-len(names) // across), style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS
     figure, axes = style.panels(rows, across, 0.6 + height * rows, width, sharex=True, sharey=True)
     for place, (axis, name) in enumerate(zip(axes, names, strict=False)):
-        wide = cells[cells[by] == name].pivot(index=y, columns=x, values=value)
-        wide = wide.reindex(index=sorted(cells[y].unique()), columns=sorted(cells[x].unique()))
+        wide = cells[cells["panel"] == name].pivot(index="y", columns="x", values=value)
+        wide = wide.reindex(index=sorted(cells["y"].unique()), columns=sorted(cells["x"].unique()))
         style.title(axis, name)
         axis.set_ylabel("updates per rollout")
         image = style.heatmap(axis, wide, text, light, cmap=colours, vmin=ends[0], vmax=ends[1])
@@ -176,7 +172,7 @@ def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> DataFigure:
         axis.set_aspect("equal")
         axis.set_xlim(-0.02, 1.02)
         axis.set_ylim(-0.02, 1.02)
-        stable, collapsed = ([row[kind] for row in warnings.to_dict("records")] for kind in ("stable", "collapsed"))
+        stable, collapsed = warnings["stable"].tolist(), warnings["collapsed"].tolist()
         text = (
             "Each threshold of a metric is a point; next to its name the area under the curve and its nominal 95 % "
             "interval; dotted: chance. All arms together; no smoothing. "

@@ -194,20 +194,10 @@ def _size(setting: str, own: float) -> float:
 
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
     """Draw a curve, and its band if ``data`` has low and high; ``data``: x, mean, low, high, n."""
-    marks: Any = (
-        look.mark | {"markersize": _size("lines.markersize", 3), "markevery": max(1, len(data) // 6)}
-        if look.marked
-        else {}
-    )
-    axis.plot(
-        data["x"],
-        data["mean"],
-        linestyle=look.dashes,
-        color=look.colour,
-        linewidth=_size("lines.linewidth", 1.2),
-        label=name,
-        **marks,
-    )
+    drawn: Any = {"linestyle": look.dashes, "color": look.colour, "linewidth": _size("lines.linewidth", 1.2)}
+    if look.marked:
+        drawn |= look.mark | {"markersize": _size("lines.markersize", 3), "markevery": max(1, len(data) // 6)}
+    axis.plot(data["x"], data["mean"], label=name, **drawn)
     if "low" in data:
         axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
     note(axis, name, data, panel)
