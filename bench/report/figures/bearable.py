@@ -155,27 +155,38 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
     return _figure(panels, len(outcomes), lines, f"of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best")
 
 
+class _Carried(NamedTuple):
+    """A loss in one setting."""
+
+    panel: str
+    line: str
+    its: Bearable
+    apart: Estimate
+    """Its sampled accuracy at its best value less the reference's at its own, over the seeds of both."""
+
+
 def carried(steps: pd.DataFrame) -> DataFigure:
     """What losses bear in several settings, in multiples of GRPO's, and their accuracy at their best value less GRPO's.
 
     A setting is a panel of ``drawn``. Open marks: the loss is never below its line, so the multiple is a lower bound.
     """
     found = _carried(levels(steps))
-    wide = found.pivot(index="line", columns="panel", values=["ratio", "apart"])
-    names = np.log(wide["ratio"]).mean(axis=1).sort_values(kind="stable").index.tolist()
-    looked = looks.ordered(dict.fromkeys(found["panel"]))
-    shared = wide.dropna()
+    numbers = [(each.line, each.panel, each.its.ratio, each.apart.mean) for each in found]
+    table = pd.DataFrame(numbers, columns=["line", "panel", "ratio", "apart"])
+    ratios, aparts = (table.pivot(index="line", columns="panel", values=kind) for kind in ("ratio", "apart"))
+    names = np.log(ratios).mean(axis=1).sort_values(kind="stable").index.tolist()
+    looked = looks.ordered(dict.fromkeys(each.panel for each in found))
+    ends = [end for each in found for end in (each.its.ratio, each.its.high) if np.isfinite(end)]
     with style.figure_style():
         figure, axes = style.panels(1, 2, 0.7 + 1.6 * style.height_of(names), style.TWO_COLUMNS, sharey=True)
-        furthest = found[["ratio", "ratio_low", "ratio_high"]].replace(np.inf, np.nan).max().max() * 1.15
-        for place, (panel, look) in enumerate(looked.items()):
-            for row in found[found["panel"] == panel].itertuples():
-                height = names.index(row.line) - 0.6 * ((place + 0.5) / len(looked) - 0.5)
-                ratio = Estimate(row.ratio, row.ratio_low, min(row.ratio_high, furthest), row.n)
-                name, whole = f"{row.line}, {panel}", {"high": row.ratio_high}  # drawn to the end of the axis at most
-                style.dot(axes[0], name, height, ratio, look, "multiple", row.is_bound, **whole)
-                apart = Estimate(row.apart, row.apart_low, row.apart_high, row.n)
-                style.dot(axes[1], name, height, apart, look, "difference")
+        for panel, line, its, apart in found:
+            place, look = list(looked).index(panel), looked[panel]
+            height = names.index(line) - 0.6 * ((place + 0.5) / len(looked) - 0.5)
+            ratio = Estimate(its.ratio, its.low, min(its.high, 1.15 * max(ends)), its.n)  # else the line has no end
+            is_bound = bool(np.isinf(its.crossing))
+            style.dot(axes[0], f"{line}, {panel}", height, ratio, look, "multiple", is_bound, high=its.high)
+            style.dot(axes[1], f"{line}, {panel}", height, apart, look, "difference")
+        for panel, look in looked.items():
             axes[0].plot([], [], linestyle="none", color=look.colour, markersize=4.5, label=panel, **look.mark)
         for axis, none in zip(axes, (1, 0), strict=True):
             axis.axvline(none, color="#999999", linewidth=0.8, zorder=0)
@@ -185,16 +196,16 @@ def carried(steps: pd.DataFrame) -> DataFigure:
         reference = paper.shown(REFERENCE, REFERENCE)
         axes[0].set_xlabel(f"bearable {DIALS[_varying(steps)[0]]}, × {reference}'s")
         axes[1].set_xlabel(f"accuracy at best, less {reference}'s")
-        agree = ""
+        shared, agree = ratios.dropna().index, ""
         if len(shared) + 1 >= _MIN_RANKED:
-            ratio, apart = _tau(shared["ratio"], 1.0), _tau(shared["apart"], 0.0)
             agree = (
                 f" Over the {len(shared) + 1} losses of all settings, Kendall's τ (mean of the pairs of settings) is "
-                f"{ratio:.2f} for the multiples and {apart:.2f} for the accuracies."
+                f"{_tau(ratios.loc[shared], 1.0):.2f} for the multiples and {_tau(aparts.loc[shared], 0.0):.2f} for "
+                "the accuracies."
             ).replace("-", "−")
         text = (
-            f"Paired over seeds, n = {style.span(found['n'].tolist())}, with a nominal 95 % interval; open: a lower "
-            f"bound, because the loss never falls below the line on its grid.{agree}"
+            f"Paired over seeds, n = {style.span([each.its.n for each in found])}, with a nominal 95 % interval; open: "
+            f"a lower bound, because the loss never falls below the line on its grid.{agree}"
         )
         return style.finish(figure, axes[0], text)
 
@@ -203,39 +214,30 @@ def lacks_settings(steps: pd.DataFrame) -> str | None:
     """Return what a table of ``archive.load`` lacks for ``carried``, or None."""
     if (lack := lacks(steps)) is not None:
         return lack
-    found = _carried(levels(steps))
-    counts = found.groupby("line")["panel"].nunique() if len(found) else pd.Series([0])
-    return None if counts.max() > 1 else f"a loss beside {REFERENCE} in 2 settings: join experiments"
+    lines = [each.line for each in _carried(levels(steps))]
+    return None if len(set(lines)) < len(lines) else f"a loss beside {REFERENCE} in 2 settings: join experiments"
 
 
-def _carried(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each loss but the reference in each panel of ``levels``.
-
-    Its multiple of what the reference bears, and its sampled accuracy at its best value less the reference's at its
-    own, over the seeds of both.
-    """
-    rows = []
+def _carried(runs: pd.DataFrame) -> list[_Carried]:
+    """Return each loss but the reference in each panel of ``levels`` in which its multiple is known."""
+    found = []
     for panel, ours in runs.groupby("panel", sort=False):
         reference = _reference(ours)
         if reference is None:
             continue
-        _, at = borne(ours, reference)
-        theirs = _wide(ours, reference).loc[at]
-        for line in dict.fromkeys(ours["line"]):
-            its, best = borne(ours, str(line))
-            if line == reference or its is None or not np.isfinite(its.ratio):
-                continue
-            apart = over_seeds((_wide(ours, str(line)).loc[best] - theirs).dropna().tolist())
-            row = {"panel": str(panel), "line": str(line), "n": its.n, "is_bound": np.isinf(its.crossing)}
-            row |= {"ratio": its.ratio, "ratio_low": its.low, "ratio_high": its.high}
-            rows.append(row | {"apart": apart.mean, "apart_low": apart.low, "apart_high": apart.high})
-    return pd.DataFrame(rows)
+        theirs = _wide(ours, reference).loc[borne(ours, reference)[1]]
+        for line in dict.fromkeys(map(str, ours["line"])):
+            its, best = borne(ours, line)
+            if line != reference and its is not None and np.isfinite(its.ratio):
+                apart = (_wide(ours, line).loc[best] - theirs).dropna()
+                found.append(_Carried(str(panel), line, its, over_seeds([float(each) for each in apart])))
+    return found
 
 
 def _tau(numbers: pd.DataFrame, reference: float) -> float:
     """Return the mean of Kendall's τ over the pairs of columns; ``reference`` is the reference's number in all."""
-    whole = pd.concat([numbers, pd.DataFrame([reference] * numbers.shape[1], index=numbers.columns).T])
-    return float(np.mean([kendalltau(whole[one], whole[other]).statistic for one, other in combinations(whole, 2)]))
+    whole = [[*numbers[panel], reference] for panel in numbers]
+    return float(np.mean([kendalltau(*pair).statistic for pair in combinations(whole, 2)]))
 
 
 def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
