@@ -229,8 +229,8 @@ def _carried(runs: pd.DataFrame) -> list[_Carried]:
         for line in dict.fromkeys(map(str, ours["line"])):
             its, best = borne(ours, line)
             if line != reference and its is not None and np.isfinite(its.ratio):
-                apart = (_wide(ours, line).loc[best] - theirs).dropna()
-                found.append(_Carried(str(panel), line, its, over_seeds([float(each) for each in apart])))
+                apart = np.asarray((_wide(ours, line).loc[best] - theirs).dropna(), dtype=float)
+                found.append(_Carried(str(panel), line, its, over_seeds(apart.tolist())))
     return found
 
 
