@@ -129,6 +129,12 @@ def test_the_settings_side_by_side_are_those_of_the_runs() -> None:
             number, digits = numbers.loc[(panel, f"{loss}, {name}")], 2 if panel == "multiple" else 3
             cell = f"{number['mean']:.{digits}f} [{number['low']:.{digits}f}, {number['high']:.{digits}f}]"
             assert row[5 + place] == cell.replace("-", "−")
+    losses = list(itertools.product(names, ("gspo", "grpo_unclipped")))
+    borne = [bearable.borne(bearable.levels(data[name]["steps"]), loss)[0] for name, loss in losses]
+    corrected = holm([each.p for each in borne if each is not None])
+    decided = {pair for pair, p in zip(losses, corrected, strict=True) if is_decided(p, 5)}
+    of_gspo, unclipped = {"bearable", "bearable_larger"}, {"bearable_selection", "bearable_larger"}
+    assert decided == {(name, "gspo") for name in of_gspo} | {(name, "grpo_unclipped") for name in unclipped}
     pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "README.md")]
     assert all(row[5] in page for row in rows[1:] for page in pages)
 

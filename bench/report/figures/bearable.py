@@ -178,14 +178,15 @@ def carried(steps: pd.DataFrame) -> DataFigure:
     looked = looks.ordered(dict.fromkeys(each.panel for each in found))
     ends = [end for each in found for end in (each.its.ratio, each.its.high) if np.isfinite(end)]
     with style.figure_style():
-        figure, axes = style.panels(1, 2, 0.7 + 1.6 * style.height_of(names), style.TWO_COLUMNS, sharey=True)
+        height = 0.7 + (0.8 + 0.4 * len(looked)) * style.height_of(names)
+        figure, axes = style.panels(1, 2, height, style.TWO_COLUMNS, sharey=True)
         for panel, line, its, apart in found:
             place, look = list(looked).index(panel), looked[panel]
-            height = names.index(line) - 0.6 * ((place + 0.5) / len(looked) - 0.5)
+            row = names.index(line) - 0.7 * ((place + 0.5) / len(looked) - 0.5)
             ratio = Estimate(its.ratio, its.low, min(its.high, 1.15 * max(ends)), its.n)  # else the line has no end
             is_bound = bool(np.isinf(its.crossing))
-            style.dot(axes[0], f"{line}, {panel}", height, ratio, look, "multiple", is_bound, high=its.high)
-            style.dot(axes[1], f"{line}, {panel}", height, apart, look, "difference")
+            style.dot(axes[0], f"{line}, {panel}", row, ratio, look, "multiple", is_bound, high=its.high)
+            style.dot(axes[1], f"{line}, {panel}", row, apart, look, "difference")
         for panel, look in looked.items():
             axes[0].plot([], [], linestyle="none", color=look.colour, markersize=4.5, label=panel, **look.mark)
         for axis, none in zip(axes, (1, 0), strict=True):
