@@ -148,11 +148,15 @@ def test_what_losses_bear_ranks_them_alike_on_both_tasks() -> None:
     found = {"1.00 (p = 0.003)": kendalltau(borne, selection["bearable"].astype(float))}
     levels = [scores[loss].sampled.mean for loss in selection.index]
     found["0.73 (p = 0.06"] = kendalltau(levels, [each.mean for each in selection["sampled at best"]])
-    pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "results/ruler/README.md")]
+    again = bearable.table(archive.load(RULER, "bearable")["steps"]).set_index("loss").loc[selection.index]
+    both = (again, selection)
+    found["0.87 (p = 0.02)"] = kendalltau(*(table["bearable"].astype(float) for table in both))
+    found["0.60 (p = 0.14)"] = kendalltau(*([each.mean for each in table["sampled at best"]] for table in both))
+    page = (RULER / "README.md").read_text()
     for said, tau in found.items():
-        assert all(said in page for page in pages)
+        assert said in page
         assert tau.statistic == pytest.approx(float(said[:4]), abs=0.005)
-        assert tau.pvalue == pytest.approx(float(said[10:].rstrip(")")), rel=0.1)
+        assert tau.pvalue == pytest.approx(float(said[10:].rstrip(")")), rel=0.2)
 
 
 def test_the_factors_of_what_losses_bear_are_those_of_the_board() -> None:

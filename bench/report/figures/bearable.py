@@ -183,7 +183,10 @@ def carried(steps: pd.DataFrame) -> DataFigure:
         for panel, line, its, apart in found:
             place, look = list(looked).index(panel), looked[panel]
             row = names.index(line) - 0.7 * ((place + 0.5) / len(looked) - 0.5)
-            ratio = Estimate(its.ratio, its.low, min(its.high, 1.15 * max(ends)), its.n)  # else the line has no end
+            end = 1.15 * max(ends)
+            ratio = Estimate(its.ratio, its.low, min(its.high, end), its.n)
+            if np.isinf(its.high):
+                axes[0].plot(end, row, ">", color=look.colour, markersize=3)
             is_bound = bool(np.isinf(its.crossing))
             style.dot(axes[0], f"{line}, {panel}", row, ratio, look, "multiple", is_bound, high=its.high)
             style.dot(axes[1], f"{line}, {panel}", row, apart, look, "difference")
@@ -205,8 +208,9 @@ def carried(steps: pd.DataFrame) -> DataFigure:
                 "the accuracies."
             ).replace("-", "−")
         text = (
-            f"Paired over seeds, n = {style.span([each.its.n for each in found])}, with a nominal 95 % interval; open: "
-            f"a lower bound, because the loss never falls below the line on its grid.{agree}"
+            f"Paired over seeds, n = {style.span([each.its.n for each in found])}, with a nominal 95 % interval, an "
+            "arrow where it ends beyond the grid; open: a lower bound, because the loss never falls below the line on "
+            f"its grid. Best values are chosen on these seeds.{agree}"
         )
         return style.finish(figure, axes[0], text)
 
