@@ -92,10 +92,14 @@ def value(metric: str, arm: dict[str, object], seed: int) -> float:
 def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
     """Return the tables of an experiment of these algorithms that has what ``figure`` varies."""
     vary = VARY.get(figure, {})
+    names = [*dict.fromkeys([*names, "grpo"])] if figure == "fig19" else names  # the reference
     values = {metric: lambda arm, seed, metric=metric: value(metric, arm, seed) for metric in METRICS}
     steps = long_table(values, arms(algorithm=names, **vary), seeds=SEEDS, steps=3)
     first = steps[(steps["metric"] == "eval_accuracy") & (steps["step"] == 1)].assign(step=0)
     steps = pd.concat([first, steps], ignore_index=True).assign(axes="")
+    if figure == "fig19":  # every loss bears something
+        fall = steps["learning_rate"].map({1e-4: 0.0, 2e-4: 0.1, 4e-4: 0.5}) + 0.01 * steps["value"]
+        steps["value"] = (0.8 - fall).where(steps["step"] > 0, 0.1)
     each = steps[["arm", "algorithm"]].drop_duplicates().to_dict("records")
     survival = pd.DataFrame({"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": 0.1, "high": 1.0, "n": 5})
     grid = pd.DataFrame(arms(arm=names, x=[1e-4, 2e-4, 4e-4], y=[2, 4, 8])).assign(stable=0.67, n=3)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadymoe.bench.runs.identity import flatten
-from steadymoe.bench.support import blame, external, source
+from steadymoe.bench.support import external, source
 from steadymoe.bench.support.revision import revision
 
 if TYPE_CHECKING:
@@ -179,11 +179,11 @@ def modules_of(config: Mapping[str, Any]) -> set[str]:
 def _is_users(module: str) -> bool:
     """Return whether a module is neither the suite's nor an installed package's; one without a file counts."""
     file = source.find(module)
-    return file is None or not (source.is_of_suite(file) or blame.is_installed(file))
+    return file is None or not (source.is_of_suite(file) or source.is_installed(file))
 
 
 def _counts(module: str, file: Path) -> bool:
     """Return whether an import of a loss is part of its hash: users' code and the suite's algorithms."""
     if source.is_of_suite(file):
         return source.is_of_suite(file, "algorithms") and module != "steadymoe.algorithms"
-    return not blame.is_installed(file)  # the recorded versions identify an installed package
+    return not source.is_installed(file)  # the recorded versions identify an installed package

@@ -1,16 +1,9 @@
 """The place in a user's own file that raised an error, for messages of one line."""
 
-import sysconfig
 import traceback
 from pathlib import Path
 
-_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-_PACKAGES = {"site-packages", "dist-packages"}  # also of another environment that this one sees
-
-
-def is_installed(file: Path) -> bool:
-    """Return whether a file belongs to Python or to an installed package."""
-    return any(map(file.is_relative_to, _INSTALLED)) or not _PACKAGES.isdisjoint(file.parts)
+from steadymoe.bench.support import source
 
 
 def failure(error: BaseException) -> str:
@@ -36,6 +29,6 @@ def users_code(error: BaseException) -> str | None:
     for frame, line in traceback.walk_tb(error.__traceback__):
         spec = frame.f_globals.get("__spec__")  # has the name of a module that is run with ``python -m``
         file, module = Path(frame.f_code.co_filename), str(getattr(spec, "name", frame.f_globals.get("__name__")))
-        if module.split(".")[0] != "steadymoe" and file.is_file() and not is_installed(file):
+        if module.split(".")[0] != "steadymoe" and file.is_file() and not source.is_installed(file):
             place = f"{file}, line {line}"
     return place

@@ -4,6 +4,7 @@ import ast
 import functools
 import hashlib
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from steadymoe.bench.support import external
 
 SUITE = Path(__file__).parents[2]
 _PACKAGES = ("algorithms", "bench", "conf", "models")
+_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_OF_PACKAGES = {"site-packages", "dist-packages"}  # also of another environment that this one sees
 
 
 def find(module: str) -> Path | None:
@@ -37,6 +40,11 @@ def find(module: str) -> Path | None:
 def is_of_suite(file: Path, *packages: str) -> bool:
     """Return whether a file belongs to the suite; with ``packages``, whether it belongs to one of these packages."""
     return any(file.is_relative_to(SUITE / package) for package in packages or _PACKAGES)
+
+
+def is_installed(file: Path) -> bool:
+    """Return whether a file belongs to Python or to an installed package."""
+    return any(map(file.is_relative_to, _INSTALLED)) or not _OF_PACKAGES.isdisjoint(file.parts)
 
 
 def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> dict[str, Path] | None:
