@@ -9,7 +9,7 @@ from fixtures import Said
 
 from steadymoe.bench.runs import compose, overrides
 from steadymoe.bench.schema import ConfigError
-from steadymoe.bench.support import blame, external, source
+from steadymoe.bench.support import external, source
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,6 @@ def test_modules_are_found_after_those_of_python_and_the_suite(monkeypatch: pyte
     assert source.find("only_mine") == Path("mine/only_mine.py").absolute()
     found = source.find("torch")
     assert found is not None
-    assert blame.is_installed(found)
+    assert source.is_installed(found)
     assert source.find("steadymoe.algorithms.grpo") == overrides.CONF.parent / "algorithms" / "grpo.py"
     assert [source.find(name) for name in ("absent", "..", "", "mine/only_mine", "json/..only_mine")] == [None] * 5
