@@ -135,6 +135,10 @@ def test_the_settings_side_by_side_are_those_of_the_runs() -> None:
     decided = {pair for pair, p in zip(losses, corrected, strict=True) if is_decided(p, 5)}
     of_gspo, unclipped = {"bearable", "bearable_larger"}, {"bearable_selection", "bearable_larger"}
     assert decided == {(name, "gspo") for name in of_gspo} | {(name, "grpo_unclipped") for name in unclipped}
+    larger = bearable.borne(bearable.levels(data["bearable_larger"]["steps"]), "gspo")[0]
+    assert larger is not None
+    for factor in (larger.own_best, larger.headroom):
+        assert f"{factor.mean:.2f} [{factor.low:.2f}, {factor.high:.2f}]" in text
     pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "README.md")]
     assert all(row[5] in page for row in rows[1:] for page in pages)
 
