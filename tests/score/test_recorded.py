@@ -143,6 +143,30 @@ def test_the_settings_side_by_side_are_those_of_the_runs() -> None:
     assert all(row[5] in page for row in rows[1:] for page in pages)
 
 
+def test_the_table_of_the_falling_rate_is_that_of_the_runs() -> None:
+    text = (RULER / "README.md").read_text().partition("## A rate that falls")[2].partition("\n## ")[0]
+    constant, falling = (bearable.levels(archive.load(RULER, name)["steps"]) for name in ("bearable", "bearable_decay"))
+    for rate in ("1e-4", "2e-4", "4e-4", "8e-4"):
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {rate} |")]
+        said = []
+        for loss in (REFERENCE, "gspo"):
+            before, after = (
+                runs[(runs["algorithm"] == loss) & (runs["dial"] == float(rate))].set_index("seed")["sampled"]
+                for runs in (constant, falling)
+            )
+            apart = over_seeds((after - before).tolist())
+            said += [
+                f"{before.mean():.3f}",
+                f"{after.mean():.3f}",
+                f"{apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]",
+            ]
+        assert [cell.strip() for cell in row.split("|")[2:8]] == [cell.replace("-", "−") for cell in said]
+    ours = {loss: bearable.borne(falling, loss)[0] for loss in (REFERENCE, "gspo")}
+    assert f"{ours[REFERENCE].crossing * 1e4:.1f}e-4 in place of" in text  # type: ignore[union-attr]
+    assert f"more than {ours['gspo'].ratio:.2f} times" in text  # type: ignore[union-attr]
+    assert np.isinf(ours["gspo"].crossing)  # type: ignore[union-attr]
+
+
 def test_what_losses_bear_ranks_them_alike_on_both_tasks() -> None:
     """Kendall's τ of what they bear, and of their levels at the best rates."""
     selection = bearable.table(archive.load(RULER, "bearable_selection")["steps"]).set_index("loss")
