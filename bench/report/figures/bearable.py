@@ -172,18 +172,17 @@ def carried(steps: pd.DataFrame) -> DataFigure:
     """
     found = _carried(levels(steps))
     numbers = [(each.line, each.panel, each.its.ratio, each.apart.mean) for each in found]
-    table = pd.DataFrame(numbers, columns=["line", "panel", "ratio", "apart"])
-    ratios, aparts = (table.pivot(index="line", columns="panel", values=kind) for kind in ("ratio", "apart"))
+    long = pd.DataFrame(numbers, columns=["line", "panel", "ratio", "apart"])
+    ratios, aparts = (long.pivot(index="line", columns="panel", values=kind) for kind in ("ratio", "apart"))
     names = np.log(ratios).mean(axis=1).sort_values(kind="stable").index.tolist()
     looked = looks.ordered(dict.fromkeys(each.panel for each in found))
-    ends = [end for each in found for end in (each.its.ratio, each.its.high) if np.isfinite(end)]
+    end = 1.15 * max(x for each in found for x in (each.its.ratio, each.its.high) if np.isfinite(x))
     with style.figure_style():
         height = 0.7 + (0.8 + 0.4 * len(looked)) * style.height_of(names)
         figure, axes = style.panels(1, 2, height, style.TWO_COLUMNS, sharey=True)
         for panel, line, its, apart in found:
             place, look = list(looked).index(panel), looked[panel]
             row = names.index(line) - 0.7 * ((place + 0.5) / len(looked) - 0.5)
-            end = 1.15 * max(ends)
             ratio = Estimate(its.ratio, its.low, min(its.high, end), its.n)
             if np.isinf(its.high):
                 axes[0].plot(end, row, ">", color=look.colour, markersize=3)
@@ -219,7 +218,8 @@ def lacks_settings(steps: pd.DataFrame) -> str | None:
     """Return what a table of ``archive.load`` lacks for ``carried``, or None."""
     if (lack := lacks(steps)) is not None:
         return lack
-    lines = [each.line for each in _carried(levels(steps))]
+    runs = levels(steps)
+    lines = [each.line for each in _carried(runs)] if runs["panel"].nunique() > 1 else []
     return None if len(set(lines)) < len(lines) else f"a loss beside {REFERENCE} in 2 settings: join experiments"
 
 
