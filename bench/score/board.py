@@ -41,7 +41,7 @@ CAPTION = (
     f"one rollout, at four times the best rate of {REFERENCE}, where old rollouts do harm. Mismatch: noise on the "
     "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
     "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). n: seeds on the "
-    "dial of the rate; the other two have five. Sampled and greedy: accuracy at the best rate, on the seeds that all "
+    "dial of the rate; others have five or more. Sampled and greedy: accuracy at the best rate, on the seeds that all "
     "losses share, which helped to choose the rate and so bias it upwards; not ranked. Headroom: the two factors of "
     "the rate's number, how much higher the rate is that is best for the loss (the top of a parabola through its "
     "highest level and both neighbours), and how far beyond its best rate it goes; smaller steps at every rate raise "
