@@ -39,7 +39,7 @@ class Paper:
     asked: tuple[str, ...] = ()
     """Those of ``names`` that the user gave; each must be there."""
     stacked: bool = False
-    """Whether the panels of the overview stand below each other, for a narrow screen."""
+    """Whether panels stand below each other, for a narrow screen."""
 
 
 _in_use = [Paper()]

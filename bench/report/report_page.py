@@ -2,16 +2,14 @@
 
 import base64
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import cache, partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from steadymoe.bench.report import archive, collapses, figures, joined, paper, realism, tables, write
-from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable
+from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable, style
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.runs.lifecycle import Damaged
@@ -294,7 +292,9 @@ def _written(
         written = write.figure(results, spec.stem(name), figure, spec.caption, formats)
         svg = regular_files.read_bytes(next(path for path in written if path.suffix == ".svg"))
         of_page = {"id": spec.id, "name": spec.name, "caption": write.whole_caption(figure, spec.caption)}
-        of_page |= {"svg": base64.b64encode(svg).decode(), "narrow": _narrow(spec, data)}
+        of_page |= {"svg": base64.b64encode(svg).decode(), "narrow": ""}
+        if spec.id == "overview":
+            of_page["narrow"] = style.narrow_svg(partial(spec.figure, data))
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
         files += written
     mixed, found = _mixed(runs), outcome.findings_of_arms(recorded["steps"])
@@ -317,16 +317,6 @@ def _written(
         "text": "\n\n".join(text) + "\n",
         "lacking": lacking,
     }
-
-
-def _narrow(spec: FigureSpec, data: Tables) -> str:
-    """Return the overview for a narrow screen, its panels below each other, as SVG in base64; "" for other figures."""
-    if spec.id != "overview":
-        return ""
-    with paper.used(replace(paper.current(), columns=1, stacked=True)):
-        drawn = BytesIO()
-        spec.figure(data).write(drawn, "svg")
-    return base64.b64encode(drawn.getvalue()).decode()
 
 
 def _settings(runs: pd.DataFrame) -> pd.DataFrame:

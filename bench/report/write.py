@@ -16,6 +16,7 @@ Cells may be texts, numbers, ``Estimate`` and ``CostRatio``: rounding and escapi
 band), ``dot`` (an estimate with its interval), ``stacked`` (bars).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg", "pdf")
 # A longer table of a figure's numbers is written as CSV alone.
 _LONGEST = 60
+# A multiple of another number (``statistics.bearable.Bearable``), and whether it is decided.
+_MULTIPLE = re.compile(r"(?:> )?(\d+\.\d+)(?: \[.*\])?(?: \*)?")
 # Characters that LaTeX reads as commands, and characters that its usual fonts lack.
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
 _LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"–": "--", "−": "$-$", "²": "$^2$", "₀": "$_0$", "₁": "$_1$"}
@@ -178,7 +181,9 @@ def to_text(cell: Any) -> str:
 
 
 def to_number(cell: Any) -> Any:
-    """Return the number by which a cell's column is sorted."""
+    """Return the number by which a cell's column is sorted; a text that is none, such as a name, as it is."""
+    if isinstance(cell, str) and (multiple := _MULTIPLE.fullmatch(cell)):
+        return float(multiple[1])
     return cell.mean if isinstance(cell, Estimate) else cell
 
 

@@ -5,7 +5,6 @@ A board is a folder: entries below it, and ``verified/`` with what reruns found 
 that its rerun does not bear out is named below the table.
 """
 
-import base64
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ import pandas as pd
 from steadymoe import conf
 from steadymoe.algorithms import registry
 from steadymoe.bench.report import paper, write
-from steadymoe.bench.report.figures import bearable
+from steadymoe.bench.report.figures import bearable, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.runs import compose
 from steadymoe.bench.score import entry, outcomes, rerun, standard
@@ -216,11 +215,12 @@ def write_board(board: Path) -> list[Path]:
     groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}
     groups["Headroom"] = headroom(found)
     groups["The best so far"] = history(found)
-    paths = draw(profile(known[known["loss"].isin(_SHOWN)]), board, "profile")
+    shown = known[known["loss"].isin(_SHOWN)]
+    paths = draw(profile(shown), board, "profile")
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
     picture = "![Held-out accuracy over three dials](profile.png)"
     text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{' '.join(map(markdown, lines))}\n\n{CAPTION}\n"
-    html = page(f"Board of {VERSION}", board / "profile.svg", groups, lines, REFERENCE)
+    html = page(f"Board of {VERSION}", shown, groups, lines, REFERENCE)
     return [*paths, *write.files(board, {"board.md": text, "board.html": html})]
 
 
@@ -239,14 +239,21 @@ def draw(drawn: DataFigure, folder: Path, stem: str, suffixes: Sequence[str] = (
 
 
 def page(
-    title: str, svg: Path, tables: Mapping[str, pd.DataFrame], notes: Sequence[str], own: str, command: str = ""
+    title: str,
+    found: pd.DataFrame,
+    tables: Mapping[str, pd.DataFrame],
+    notes: Sequence[str],
+    own: str,
+    command: str = "",
 ) -> str:
-    """Return a page: the picture, the tables, the notes; the row whose loss is ``own`` stands out."""
+    """Return a page: the picture of ``found``, the tables, the notes; the row whose loss is ``own`` stands out."""
+    with paper.used(paper.Paper(caption=True)):
+        pictures = [draw(partial(profile, found)) for draw in (style.svg, style.narrow_svg)]
     return write.html(
         "score",
         "page.html",
         title=title,
-        picture=base64.b64encode(regular_files.read_bytes(svg)).decode(),
+        pictures=pictures,
         tables=dict(tables),
         own=visible(own),
         notes=[visible(note) for note in notes],

@@ -274,7 +274,7 @@ def _show(own: Arm, found: pd.DataFrame, quick: bool) -> int:
     command = shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
     paths = board.draw(board.profile(found), folder, "profile")
     title = f"{visible(own.label)} in {version}"
-    page = board.page(title, folder / "profile.svg", {"Bearable stress": rows}, notes, own.label, command)
+    page = board.page(title, found, {"Bearable stress": rows}, notes, own.label, command)
     paths += write.files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
     for line in [*write.to_markdown(rows).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
         print(visible(line))

@@ -58,6 +58,12 @@ def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
     assert [cell["number"] for cell in cells[1]] == ["", 2, "", 1.0]
 
 
+def test_multiples_sort_by_their_number() -> None:
+    shown = ["> 10.60", "2.02 [1.79, 2.28] *", "0.24 [0.00, > grid]", "1.00", "not run", "–", "2 or 3", "dapo"]
+    cells = write._cells(pd.DataFrame({"staleness": shown}))
+    assert [cell["number"] for (cell,) in cells] == [10.6, 2.02, 0.24, 1.0, "", "", "", ""]
+
+
 def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
     names = ["=1+2", "+cmd", "-2+3+x", "@sum", "grpo", "-0.5", "+"]
     rows = pd.DataFrame({"arm": names, "value": [-1.0] * len(names)})

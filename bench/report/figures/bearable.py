@@ -255,7 +255,7 @@ def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> Data
         for name, (ours, column, at) in dials.items()
     ]
     lines = looks.of_lines(pd.concat([panel.runs for panel in panels]), "line")
-    return _figure(panels, len(panels), lines, f"of {REFERENCE}'s gain")
+    return _figure(panels, style.beside(len(panels)), lines, f"of {REFERENCE}'s gain")
 
 
 class _Panel(NamedTuple):
@@ -289,7 +289,8 @@ def _figure(panels: Sequence[_Panel], across: int, lines: Mapping[str, looks.Loo
                 axis.set_title(panel.title)
                 is_labelled = place % across == 0 or panel.outcome != panels[place - 1].outcome
                 axis.set_ylabel(columns.label(_OUTCOMES[panel.outcome]) if is_labelled else "")
-                axis.set_xlabel(panel.dial if place >= len(panels) - across else "")
+                below = panels[place + across : place + across + 1]
+                axis.set_xlabel("" if below and below[0].dial == panel.dial else panel.dial)
                 style.ticks_at(axis, panel.runs["dial"], log=panel.runs["dial"].min() > 0)
         text = (
             f"Mean over seeds, n = {style.span(pd.concat(counts).tolist())}, with a nominal 95 % interval; dotted: the "

@@ -3,8 +3,9 @@
 A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a figure's table is what it shows.
 """
 
+import base64
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -88,6 +89,19 @@ class DataFigure(Figure):
             with Image.open(path) as image:
                 few = image.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
                 few.save(path, "png", optimize=True, dpi=image.info["dpi"])
+
+
+def svg(draw: Callable[[], DataFigure]) -> str:
+    """Return what ``draw`` draws, as SVG in base64."""
+    drawn = BytesIO()
+    draw().write(drawn, "svg")
+    return base64.b64encode(drawn.getvalue()).decode()
+
+
+def narrow_svg(draw: Callable[[], DataFigure]) -> str:
+    """Return the same for a narrow screen, its panels below each other."""
+    with paper.used(replace(paper.current(), columns=1, stacked=True)):
+        return svg(draw)
 
 
 def _draw_caption(figure: DataFigure) -> Text | None:
