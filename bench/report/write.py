@@ -190,15 +190,18 @@ def to_markdown(rows: pd.DataFrame) -> str:
 
 
 def to_numbers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the table for programs: mean, low, high and n of an estimate, and a ratio's bound, each in a column."""
-    estimated = [name for name in rows if len(rows) and isinstance(rows[name].iloc[0], Estimate)]
+    """Return the table for programs: mean, low, high and n of an estimate, and a ratio's bound, each in a column.
+
+    Cells without an estimate stay empty there.
+    """
+    estimated = [name for name in rows if any(isinstance(cell, Estimate) for cell in rows[name])]
     plain = rows.drop(columns=estimated)
     for column in estimated:
         cells = rows[column].tolist()
         for part in ("mean", "low", "high", "n"):
-            plain[f"{column} {part}"] = [getattr(cell, part) for cell in cells]
+            plain[f"{column} {part}"] = [getattr(cell, part, None) for cell in cells]
         if any(isinstance(cell, CostRatio) for cell in cells):
-            plain[f"{column} bound"] = [cell.bound for cell in cells]
+            plain[f"{column} bound"] = [getattr(cell, "bound", None) for cell in cells]
     return plain
 
 

@@ -277,9 +277,8 @@ def read_table(folder: Path, table: str) -> "pd.DataFrame":
     if os.path.lexists(path):
         try:
             with regular_files.opened(path) as file:
-                parquet = pq.ParquetFile(file)
-                regular_files.refuse_large(path, parquet.metadata)
-                schema = _schema(table, parquet.schema_arrow.names)
+                regular_files.refuse_large(path, file)
+                schema = _schema(table, pq.ParquetFile(file).schema_arrow.names)
                 file.seek(0)
                 return pq.read_table(file, schema=schema).to_pandas()
         except (pa.ArrowException, OSError, ValueError) as error:

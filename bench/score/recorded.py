@@ -22,9 +22,8 @@ from steadymoe.bench.support import regular_files
 def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
     """Write outcomes and facts of the runs below ``results`` to the folder ``to``; return the paths.
 
-    A loss counts on a dial if all runs that the standard plans there have ended; of mismatch those at its best rate. On
-    the dial of the rate, all runs on the seeds of ``standard.REPEATED`` count as well; on the others GRPO's must be
-    there too.
+    A loss counts on a dial if all runs that the standard plans there have ended; of mismatch those at its best rate.
+    All runs on the seeds of ``standard.REPEATED`` count as well. Off the dial of the rate, GRPO's must be there too.
     Raises ConfigError if ``to`` holds what was recorded with other settings.
     """
     is_first = not (to / standard.OUTCOMES).exists()
@@ -36,7 +35,7 @@ def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
         standard.refuse_other_settings(dial, references, made["hashes"].get(dial.name, {}))
         values = {standard.value_of(dial, run) for run in planned}
         recorded = archive.load(results, dial.experiment)
-        for seeds in [{run.config.seed for run in planned}, *([set(REPEATED)] if dial == RATE else [])]:
+        for seeds in ({run.config.seed for run in planned}, set(REPEATED)):
             runs = recorded["runs"][recorded["runs"]["seed"].isin(seeds)]
             if dial != RATE and REFERENCE not in set(runs["algorithm"]):
                 continue  # seeds would not be paired: another processor makes other cold starts

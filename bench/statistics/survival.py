@@ -57,9 +57,10 @@ def kaplan_meier(time: np.ndarray, ended: np.ndarray) -> pd.DataFrame:
 def logrank(time_a: np.ndarray, ended_a: np.ndarray, time_b: np.ndarray, ended_b: np.ndarray) -> float:
     """Return the two-sided p-value of the log-rank test (Mantel 1966) that two arms collapse at the same rate.
 
-    nan if an arm has fewer than three runs, or if no run of both arms collapsed. The test treats runs as independent;
-    cold starts that the arms share make it conservative.
+    nan if an arm has fewer than three runs, if no run of both arms collapsed, or if none of one arm was left whenever
+    one of the other did. The test treats runs as independent; cold starts that the arms share make it conservative.
     """
     if min(len(time_a), len(time_b)) < MIN_FOR_INTERVAL or not (ended_a.any() or ended_b.any()):
         return np.nan
-    return float(scipy_stats.logrank(_censored(time_a, ended_a), _censored(time_b, ended_b)).pvalue)
+    with np.errstate(invalid="ignore"):  # 0 / 0
+        return float(scipy_stats.logrank(_censored(time_a, ended_a), _censored(time_b, ended_b)).pvalue)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_FACTS, MAX_BYTES = 2**24, 2**30
 # The most levels of JSON: a config has about five.
 _DEEPEST = 32
+# Arrow's names of types of text.
+_TEXTS = ("string", "large_string", "binary", "large_binary", "dictionary<values=string")
 
 
 class NotRegular(FileExistsError):
@@ -89,22 +91,41 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFr
     Raises as ``opened`` does, OSError for one that decodes to too much, and pyarrow's errors (ValueError, OSError).
     """
     import pandas as pd
-    import pyarrow.parquet as pq
 
     with opened(path) as file:
-        refuse_large(path, pq.ParquetFile(file).metadata)
-        file.seek(0)
+        refuse_large(path, file)
         return pd.read_parquet(file, columns=None if columns is None else list(columns))
 
 
-def refuse_large(path: Path, metadata: Any) -> None:
-    """Raise OSError if the parquet file with this ``metadata`` decodes to more than ``MAX_BYTES``.
+def refuse_large(path: Path, file: io.BufferedReader) -> None:
+    """Raise OSError if the opened parquet file decodes to more than ``MAX_BYTES``.
 
     A few bytes can encode a long run of one value, so the size of the file does not bound what it decodes to.
     """
-    size = 0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for part in map(group.column, range(group.num_columns)):
-            size += max(8 * part.num_values, part.total_uncompressed_size)
+    import pyarrow.parquet as pq
+
+    parquet = pq.ParquetFile(file)
+    plain = [field.name for field in parquet.schema_arrow if str(field.type).startswith(_TEXTS)]
+    size, most = 0, dict.fromkeys(plain, 0)
+    for group in map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups)):
+        for number, part in enumerate(map(group.column, range(group.num_columns))):
+            longest = part.total_uncompressed_size if part.physical_type == "BYTE_ARRAY" else 8
+            bytes_ = part.num_values * max(longest, parquet.schema.column(number).length)
+            if part.path_in_schema in most:
+                most[part.path_in_schema] += bytes_
+            else:
+                size += max(bytes_, part.total_uncompressed_size)
+    if size <= MAX_BYTES < size + sum(most.values()):
+        texts = pq.ParquetFile(file, read_dictionary=plain).iter_batches(columns=plain)
+        size += sum(_bytes_of_text(column) for batch in texts for column in batch.columns)
     if size > MAX_BYTES:
         raise OSError(f"{path} decodes to {size} bytes; at most {MAX_BYTES} are read")
+    file.seek(0)
+
+
+def _bytes_of_text(column: Any) -> int:
+    """Return the bytes of a dictionary-encoded column's text, with a pointer for each value."""
+    import pyarrow.compute as pc
+
+    lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
+    return 8 * len(column) + (pc.sum(lengths).as_py() or 0)

@@ -30,6 +30,17 @@ def test_programs_get_each_number_in_a_column_of_its_own() -> None:
     assert write.to_numbers(ROWS[:0]).empty
 
 
+def test_a_cell_without_an_estimate_stays_empty() -> None:
+    """Wherever it is: ``bearable.table`` has one for a loss that never reaches the line."""
+    rows = pd.DataFrame({"factor": pd.Series([np.nan, Estimate(0.5, 0.4, 0.6, 3), np.nan], dtype=object)})
+    numbers = write.to_numbers(rows)
+    assert list(numbers) == ["factor mean", "factor low", "factor high", "factor n"]
+    assert numbers.iloc[1].tolist() == [0.5, 0.4, 0.6, 3]
+    assert numbers.iloc[[0, 2]].isna().all(axis=None)
+    texts = write.table_texts("t", rows)
+    assert [line.strip("| ") for line in texts["t.md"].splitlines()[2:5]] == ["–", "0.5 [0.4, 0.6]", "–"]
+
+
 def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
     line = write.to_markdown(ROWS).splitlines()[-1]
     assert line.count(" | ") == 3

@@ -1,5 +1,7 @@
 """Survival curves and log-rank tests against textbook data and closed forms."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
@@ -55,6 +57,8 @@ def test_log_rank_on_the_textbooks_data() -> None:
     assert survival.logrank(*PLACEBO, *PLACEBO) == pytest.approx(1.0)
     assert np.isnan(survival.logrank(*seen(lasting=(9,) * 3), *seen(lasting=(9,) * 3)))
     assert np.isnan(survival.logrank(*seen(3, 4), *seen(lasting=(9,) * 3)))
+    with warnings.catch_warnings(action="error"):  # the first arm has ended when a run of the second collapses
+        assert np.isnan(survival.logrank(*seen(lasting=(3,) * 3), *seen(5, 6, 7)))
 
 
 def simulated(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
