@@ -32,7 +32,7 @@ from steadymoe.bench.training.sampling import roll_out
 from steadymoe.models import build
 
 MODEL = conf.read("model", "micro")  # 0.45 M parameters, 4 layers, top-2 of 8 experts
-WARM_UP_UPDATES = 150  # until about 40 % of the answers are right: if all rewards are 0, there is nothing to learn
+WARM_UP_UPDATES = 150  # until about 40 % of the answers are right: if all rewards are 0, nothing can be learned
 WARM_UP_PROMPTS = 64  # conf/config.yaml, cold_start.batch_size
 WARM_UP_LEARNING_RATE = 3e-3  # conf/experiment/stale.yaml, cold_start.learning_rate
 NOISE = 0.1  # probability of a wrong symbol in a demonstration; conf/config.yaml, cold_start.noise
@@ -45,7 +45,7 @@ MAX_GRAD_NORM = 1.0  # as in TRL and verl
 
 def train(seed: int = 0, steps: int = STEPS, warm_up_updates: int = WARM_UP_UPDATES) -> Iterator[dict[str, float]]:
     """Yield one row of measurements per gradient update, taken at the weights that the update starts from."""
-    torch.set_num_threads(1)  # more are not reproducible to the bit
+    torch.set_num_threads(1)  # more are not bitwise reproducible
     task = Sort(symbols="0123456789", min_length=3, max_length=5, spare_tokens=2)  # "5291=" → "1259"
     model = build.build(MODEL["config"], task.tokenizer, derive(seed, "model"))
 

@@ -36,17 +36,17 @@ _SHOWN = (*ANCHORS, "grpo_unclipped", "vespo")
 CAPTION = (
     f"Each number: the value of a dial where a loss's mean held-out accuracy first falls below the line, in "
     f"multiples of {REFERENCE}'s, with a 95 % interval over paired seeds. The line: the start plus {SHARE:.0%} of what "
-    f"{REFERENCE} gains at the value of the dial that is best for it. Rate: the learning rate. Staleness: updates on "
-    f"one rollout, at four times the best rate of {REFERENCE}, where old rollouts do harm. Mismatch: noise on the "
-    "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
-    "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). n: seeds on the "
-    "dial of the rate; others have five or more. Sampled and greedy: accuracy at the best rate, on the seeds that all "
-    "losses share, which helped to choose the rate and so bias it upwards; not ranked. Headroom: the two factors of "
-    "the rate's number, how much higher the rate is that is best for the loss (the top of a parabola through its "
-    "highest level and both neighbours), and how far beyond its best rate it goes; smaller steps at every rate raise "
-    "the first alone. –: a best rate is at an end of the grid, or the line is never left. A loss has the advantage of "
-    f"{REFERENCE}; a recipe has another, or corrections. With state: a loss that remembers other batches, so that it "
-    "can hide a schedule."
+    f"{REFERENCE} gains at its best value of the dial. Rate: the learning rate. Staleness: updates per rollout, at "
+    f"four times {REFERENCE}'s best rate, where stale data do harm. Mismatch: noise on the sampler's weights, at each "
+    "loss's best rate. > 2: never below the line on the grid. –: never reaches the line. *: differs from 1 (t test on "
+    "the logarithm, Holm-corrected over the losses of the table). n: seeds on the rate's dial; the others have five or "
+    "more. Sampled and greedy: accuracy at the best rate, on the seeds all losses share; they helped choose the rate, "
+    "which biases it upwards, so it is not ranked. Headroom: the two factors of the rate's number: the loss's best "
+    f"rate over {REFERENCE}'s (the top of a parabola through its highest level and both neighbours), and how far "
+    "beyond that rate it goes. Smaller steps at every rate raise only the first. –: a best rate is at an end of the "
+    "grid, or the curve never falls below the line. "
+    f"A loss has the advantage of {REFERENCE}; a recipe has another, or corrections. "
+    "With state: a loss that remembers other batches and so can hide a schedule."
 )
 
 
