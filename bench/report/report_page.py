@@ -282,6 +282,11 @@ def _written(
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
     files = write.files(results, texts(name, shown, listed), "tables")
+    dial = shown.get("bearable")
+    lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
+    if dial is not None:  # what a sweep over a dial is for
+        lead, first = "bearable", (dial[0], bearable.SHORT_CAPTION)
+        said = [*bearable.sentences(dial[0]), *said]
     drawn: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
     for spec in figures_of(name, alone):
@@ -293,7 +298,7 @@ def _written(
         svg = regular_files.read_bytes(next(path for path in written if path.suffix == ".svg"))
         of_page = {"id": spec.id, "name": spec.name, "caption": write.whole_caption(figure, spec.caption)}
         of_page |= {"svg": base64.b64encode(svg).decode(), "narrow": ""}
-        if spec.id == "overview":
+        if spec.name == lead:
             of_page["narrow"] = style.narrow_svg(partial(spec.figure, data))
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
         files += written
@@ -306,9 +311,9 @@ def _written(
     return {
         "name": visible(name),
         "arms": arms,
-        "sentences": tables.sentences(shown) + tables.knowledge_lost(recorded["steps"]),
-        "first": tables.headline(shown),
-        "caption": tables.HEADLINE_CAPTION,
+        "sentences": said + tables.knowledge_lost(recorded["steps"]),
+        "lead": lead,
+        "first": first,
         "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,
         "figures": drawn,
         "warnings": warnings,

@@ -50,6 +50,21 @@ def test_the_table_has_the_number_of_each_loss_the_best_first(dial: str, values:
     assert "greedy at best" in table
 
 
+def test_a_sentence_says_which_loss_bears_most() -> None:
+    table = bearable.table(sweep())
+    multiple = table["× grpo"].iloc[0]
+    assert bearable.sentences(table) == [
+        f"Bearable learning rate: gspo has the highest, {multiple} times grpo's, n = 5."
+    ]
+    others = sweep()[lambda runs: runs["algorithm"] != "gspo"]
+    assert bearable.sentences(bearable.table(others)) == ["Bearable learning rate: no loss has a higher one than grpo."]
+    joined = pd.concat([others, sweep(experiment="other", values=RATES[:2])])
+    assert bearable.sentences(bearable.table(joined)) == [
+        "Bearable learning rate, made: no loss has a higher one than grpo.",
+        "Bearable learning rate, other: grpo never falls below the line on this grid; extend it.",
+    ]
+
+
 def test_of_two_dials_one_divides_the_table() -> None:
     both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
     table = bearable.table(both)

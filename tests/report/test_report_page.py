@@ -221,6 +221,18 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     assert ([each["run"] for each in found["samples"]], found["left_out"]) == (shown, 5)
 
 
+def test_a_sweep_over_a_dial_leads_with_what_losses_bear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(__file__).parents[2] / "results" / "ruler" / "data" / "bearable_decay"
+    shutil.copytree(source, tmp_path / "data" / "bearable_decay")
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"], FIGURES["fig17"]])
+    report_page.make(tmp_path, "bearable_decay", ["svg"])
+    page = Page()
+    page.feed((tmp_path / "report.html").read_text())
+    assert page.text.partition("Bearable learning rate: ")[2].startswith("gspo has the highest, > ")
+    assert 0 < page.text.index("fig17: Bearable stress") < page.text.index("overview: ")
+    assert (tmp_path / "report.html").read_text().count("<picture>") == 1
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_some_arms_alone_are_reported_by_name_or_by_algorithm(recorded: Path) -> None:
     report_page.make(recorded, "small", ["svg"], ["gspo", "grpo"])

@@ -38,6 +38,10 @@ CAPTION = (
     "and how far beyond that rate it goes (–: a best rate is at an end of the grid). Best: "
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
 )
+SHORT_CAPTION = (
+    "Bearable: where mean held-out accuracy first falls below the dashed line of the figure. All columns are explained "
+    "under Bearable, below."
+)
 
 
 def lacks(steps: pd.DataFrame) -> str | None:
@@ -99,6 +103,23 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).replace({"bearable": {"inf": "> grid"}})
 
 
+def sentences(rows: pd.DataFrame) -> list[str]:
+    """Return which loss of ``table`` bears most, in each setting."""
+    reference = paper.shown(REFERENCE, REFERENCE)
+    (dial,) = (name.removeprefix("best ") for name in map(str, rows) if name.startswith("best "))
+    said = []
+    of_setting = rows["setting"] if "setting" in rows else pd.Series("", rows.index)
+    for setting, ours in rows.groupby(of_setting, sort=False):
+        loss, n, multiple = ours.iloc[0][["loss", "n", f"× {reference}"]]
+        text = f"{loss} has the highest, {multiple} times {reference}'s, n = {n}"
+        if multiple == "reference > grid":
+            text = f"{reference} never falls below the line on this grid; extend it"
+        elif multiple == "1.00":
+            text = f"no loss has a higher one than {reference}"
+        said.append(f"Bearable {dial}{f', {setting!s}' if setting else ''}: {text}.")
+    return said
+
+
 def order(found: Bearable | None) -> float:
     """Return the crossing for ranks, largest first: a loss that bears nothing, or is not known, comes last."""
     return -1.0 if found is None or np.isnan(found.crossing) else found.crossing
@@ -152,7 +173,9 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
     ]
     names, alone = sorted(set(runs["line"])), runs["algorithm"].nunique() == 1  # its colour would tell nothing apart
     lines = {name: looks.look(place) for place, name in enumerate(names)} if alone else looks.of_lines(runs, "line")
-    return _figure(panels, len(outcomes), lines, f"of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best")
+    return _figure(
+        panels, style.beside(len(outcomes)), lines, f"of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best"
+    )
 
 
 class _Carried(NamedTuple):
