@@ -72,7 +72,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_run_that_cannot_be_is_refused_in_one_line(words: str) -> None:
+def test_impossible_run_is_refused_in_one_line(words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         compose.plan(words.split())
     assert REFUSED[words] in str(refusal.value)
