@@ -34,9 +34,9 @@ WRONG = {
     "steps=" + "9" * 23: "`steps`",
     "model.config.num_hidden_layers=" + "9" * 17: "model.config.num_hidden_layers must be between 1 and 100000",
     "updates_per_rollout=7": "must divide rollout.prompts",
-    "model.config.num_experts=1": "top-k above the number of experts",
+    "model.config.num_experts=1": "is above the number of experts",
     "+model.config.num_expert=8": "did you mean num_experts",
-    "model.config._target_=os.system": "no transformers config class",
+    "model.config._target_=os.system": "must name a transformers config class",
     "algorithm.loss.clip_low=-1": "clip_low is an ε",
     "algorithm.loss.clip=1": "did you mean clip_low? its fields are",
     "algorithm.loss.dual_clip=abc": "GRPO: dual_clip must be a number or null; got 'abc'",
@@ -46,8 +46,8 @@ WRONG = {
     "model=3": "model takes one name, got 3",
     "algorithm={a:1}": "algorithm takes one name",
     "algorithm=GRPO": "did you mean grpo",
-    "+model=micro": "model has a choice already",
-    "+seed=1": "seed is in the config already",
+    "+model=micro": "model is already chosen",
+    "+seed=1": "seed is already in the config",
     "seed=interval(0,3)": "seed=interval(0,3) never ends",
     "seed=range(0,3,0)": "seed=range(0,3,0) has a step of 0",
     "seed=choice()": "values are swept as a,b,c",
@@ -78,8 +78,8 @@ WRONG = {
     "experiment_name=" + "e" * 300: "experiment_name may hold up to 180 letters",
     "results_dir=" + "r" * 300: "names of at most 255 bytes",
     "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
-    "rollout.prompts=80000000000": "the run takes at least",
-    "cold_start.check_prompts=80000000000": "the run takes at least",
+    "rollout.prompts=80000000000": "the run needs at least",
+    "cold_start.check_prompts=80000000000": "the run needs at least",
     "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
     "experiment=quickstart,collapse": "steadymoe run experiment=quickstart; steadymoe run experiment=collapse",
@@ -95,11 +95,11 @@ WRONG = {
     "optimizer=sgd optimizer.beta1=0.9": "optimizer=sgd has no beta1; choose from",
     "optimizer=muon routing=pr2": "routing=pr2: predictor_learning_rate is a rate for AdamW",
     "--redo --retry-failed": "not allowed with",
-    "-m seed=range(3,1)": "seed=range(3,1) sweeps over nothing",
-    "-m seed=shuffle(range(0,1000000000000))": "a sweep may have 10000 runs",
-    "-m seed=range(0,101) steps=range(1,101)": "a sweep may have 10000 runs",
-    "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) sweeps over nothing",
-    "experiment=quickstart seed=range(3,1)": "seed=range(3,1) sweeps over nothing",
+    "-m seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
+    "-m seed=shuffle(range(0,1000000000000))": "a sweep may have at most 10000 runs",
+    "-m seed=range(0,101) steps=range(1,101)": "a sweep may have at most 10000 runs",
+    "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) has no values to sweep over",
+    "experiment=quickstart seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
     "-m experiment=quickstart,collapse seed=0": "steadymoe run experiment=collapse seed=0",
     "-m algorithm=grpo,gspo --cfg job": "--cfg prints one config: give one value in algorithm=grpo,gspo",
     "--shell-completion install=bash": "so this is left out",
@@ -255,7 +255,7 @@ def test_sweep_runs_reports_and_shows_its_status(tmp_path: Path, monkeypatch: py
     assert "[4/4]" in said  # plain lines, since this is no terminal
     assert "steadymoe report --experiment small" in said
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
-    assert "4 of 4 runs have finished before" in ran(*words)
+    assert "4 of 4 runs have already finished" in ran(*words)
     assert "| GSPO" in ran("report", "--experiment", "small", "--format", "svg")
     assert (tmp_path / "results" / "report.html").exists()
     assert "small: 4 finished" in ran("status")
@@ -265,7 +265,7 @@ def test_failed_run_prints_its_command_and_exits_with_1(tmp_path: Path, ran: Sai
     words = [*SMALL, "cold_start.accuracy_low=0.95", "cold_start.max_updates=1", f"results_dir={tmp_path}"]
     said = ran("run", *words, code=1)
     assert "raise cold_start.max_updates" in said
-    assert "again: steadymoe run" in said
+    assert "rerun: steadymoe run" in said
     assert "1 failed" in ran("status", "--results", str(tmp_path))
 
 
@@ -340,7 +340,7 @@ def test_option_without_effect_is_refused(
     monkeypatch.chdir(recorded)
     given = {"--format": "svg", "--arms": "grpo"}[option]
     said = refused("report", *instead, option, given, "--results", str(recorded))
-    assert said.startswith(f"steadymoe: {option} does not go with {instead[0]}")
+    assert said.startswith(f"steadymoe: {option} cannot be combined with {instead[0]}")
     assert [path.name for path in recorded.iterdir()] == ["runs"]
 
 

@@ -462,7 +462,7 @@ def test_command_from_another_folder_is_quoted(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "command": command}))
     monkeypatch.chdir(results.parent)
     (line,) = (line for line in status.lines(Path("results")) if "again" in line and "--redo" not in line)
-    assert (line == f"    again: {command}") == is_ours
+    assert (line == f"    rerun: {command}") == is_ours
     if not is_ours:  # one word of a shell, whose paste does nothing
         assert shlex.split(line.partition("run it: ")[2]) == [command]
 

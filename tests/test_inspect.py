@@ -260,9 +260,9 @@ def filled(part: str, value: float, dtype: torch.dtype = torch.float32) -> Calla
     ("spoil", "message"),
     [
         (shutil.rmtree, "is not a folder"),
-        (pickled, "pytorch_model.bin is a pickle, which is not read"),
+        (pickled, "pytorch_model.bin is a pickle, and pickles are not read"),
         (lambda folder: (folder / FILE).unlink(), f"has neither {FILE} nor {INDEX}"),
-        (lambda folder: os.truncate(folder / FILE, (folder / FILE).stat().st_size - 8), "not a whole safetensors file"),
+        (lambda folder: os.truncate(folder / FILE, (folder / FILE).stat().st_size - 8), "not a valid safetensors file"),
         (linked, "is a link, and links are not followed: copy the folder with cp -rL"),
         (lambda folder: ((folder / FILE).unlink(), os.mkfifo(folder / FILE)), "is not a regular file"),
         (lambda folder: shard(folder, x="model-2.safetensors"), "lacks model-2.safetensors, one of 2 files"),

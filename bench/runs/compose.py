@@ -175,8 +175,8 @@ def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
     """Raise ConfigError for an algorithm without an advantage, and a preset without what it is only true with."""
     if not config.used_advantage:
         raise ConfigError(
-            f"the YAML of algorithm {choices['algorithm']} has no section advantage; give it one with a _target_, as "
-            "conf/algorithm/grpo.yaml has, or choose one: advantage=group_mean_std"
+            f"the YAML of algorithm {choices['algorithm']} has no section advantage; add one with a _target_, as in "
+            "conf/algorithm/grpo.yaml, or choose one: advantage=group_mean_std"
         )
     chosen = {"correction": choices.get("correction"), "updates_per_rollout": config.updates_per_rollout}
     needed = {key: value for key in chosen if (value := getattr(config.algorithm, key)) is not None}
@@ -225,7 +225,7 @@ def _derived(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
         numbers[key] = number * updates if key == "rollout.prompts" else -(-number // updates)
         if key in given and flat[key] != numbers[key]:
             raise ConfigError(
-                f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, and {flat[key]} was "
+                f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, but {flat[key]} was "
                 "given: leave one out"
             )
     return numbers

@@ -202,7 +202,7 @@ def test_damaged_table_or_ambiguous_label_fails_in_one_line(tmp_path: Path, refu
     for text, why in (
         (whole[:40], "cannot be read"),
         (whole.replace('"arms"', '"losses_of"'), "has no valid arms"),
-        (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is another loss than in"),
+        (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is a different loss in"),
     ):
         facts.write_text(text)
         assert why in refused("audit", "report", *words)

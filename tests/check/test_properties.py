@@ -37,7 +37,7 @@ STATED = {
     "micro-batches": ("refused by the trait whole_minibatch", {"gepo", "m2po", "r2vpo", "sat", "sat_gspo"}),
     "zero advantage": ("not free, as the trait zero_advantage_is_free says", NOT_FREE),
     "memory": (properties.KEEPS_STATE, {"r2vpo"}),
-    "ratio 1": ("another gradient, as its docstring says: At ratio 1 the policy gradient is multiplied", {"gepo"}),
+    "ratio 1": ("a different gradient, as its docstring says: At ratio 1 the policy gradient is multiplied", {"gepo"}),
 }
 
 

@@ -111,14 +111,14 @@ def test_hash_depends_on_content_not_location(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "answer"),
     [
-        (lambda folder: shutil.rmtree(folder), "is no folder with a config.json"),
+        (lambda folder: shutil.rmtree(folder), "is not a folder with a config.json"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "model.bin"), "has no model.safetensors"),
         (lambda folder: (folder / "config.json").write_text("{"), "the config in .* cannot be loaded"),
         (
             lambda folder: (folder / "model.safetensors").write_text("weights"),
-            "model.safetensors in .* is no safetensors",
+            "model.safetensors in .* is not a safetensors",
         ),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "is no index of weights"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "is not an index of weights"),
         (lambda folder: edit(folder / "model.safetensors.index.json", weight_map={"a": 3}), "has no 3"),
         (
             lambda folder: (folder / "generation_config.json").write_text("{"),
@@ -134,7 +134,7 @@ def test_hash_depends_on_content_not_location(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "has no tokenizer"),
         (lambda folder: edit(folder / "tokenizer_config.json", eos_token=None), "has no end token"),
         (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, its model 9"),
-        (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot write the prompts of this task"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot encode the prompts of this task"),
         (lambda folder: edit(folder / "config.json", max_position_embeddings=8), "need 11 positions; .* has 8"),
         (lambda folder: edit(folder / "generation_config.json", max_length=10), "need 11 positions; .* has 10"),
         (lambda folder: edit(folder / "generation_config.json", max_new_tokens=4), "is 5, .* allows responses of 4"),
@@ -150,7 +150,7 @@ def test_unusable_checkpoint_is_refused_in_one_line(folder: Path, spoil: Callabl
 def test_settings_of_built_models_are_refused(folder: Path) -> None:
     for word, message in (
         ("model.path=null", "needs a checkpoint's folder"),
-        ("+model.config.num_experts_per_tok=1", "has the config of its checkpoint"),
+        ("+model.config.num_experts_per_tok=1", "takes its config from the checkpoint"),
         (f"cold_start.path={folder}/model.safetensors", "leave cold_start.path out"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -161,7 +161,7 @@ def test_missing_weights_fail_the_run(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file({key: value for key, value in weights.items() if "1.mlp.gate" not in key}, folder / "model.safetensors")
     with pytest.raises(
-        ValueError, match=r"has no weights for 1 parts of its model, model\.layers\.1\.mlp\.gate\.weight"
+        ValueError, match=r"has no weights for 1 parts of its model, first model\.layers\.1\.mlp\.gate\.weight"
     ):
         pretrained.load(str(folder), "cpu")
     assert execute.execute(planned(folder)) == "failed"

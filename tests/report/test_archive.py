@@ -31,7 +31,7 @@ def test_archive_keeps_only_what_reports_read(recorded: Path) -> None:
     assert set(kept["steps"]["metric"]) <= columns.kept()
     assert not {"folder", "numbers"} & set(kept["runs"])
     assert archive.experiments(recorded / "kept") == ["small"]
-    with pytest.raises(report_page.NothingToReport, match="holds tables without their runs"):
+    with pytest.raises(report_page.NothingToReport, match="holds archived tables without their runs"):
         report_page.export(recorded / "kept", "small", "csv")
     with pytest.raises(report_page.NothingToReport, match="no ended runs"):
         report_page.keep(recorded, "large", recorded / "kept")

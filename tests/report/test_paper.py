@@ -167,8 +167,8 @@ def test_overview_stacks_its_panels_on_a_narrow_screen(folder: Path, monkeypatch
         (["--style", "odd.mplstyle"], "odd.mplstyle: 'font.siz' is not a matplotlib setting"),
         (["--style", "bad.mplstyle"], "bad.mplstyle: Key font.size: Could not convert 'big' to float"),
         (["--style", "tex.mplstyle"], "text.usetex is not supported"),
-        (["--list", "--columns", "1"], "--columns does not go with --list"),
-        (["--keep", "kept", "--names", ""], "--names does not go with --keep"),
+        (["--list", "--columns", "1"], "--columns cannot be combined with --list"),
+        (["--keep", "kept", "--names", ""], "--names cannot be combined with --keep"),
     ],
 )
 def test_invalid_option_fails_in_one_line_and_writes_nothing(

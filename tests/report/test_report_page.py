@@ -226,7 +226,7 @@ def test_arms_can_be_selected_by_name_or_algorithm(recorded: Path) -> None:
     page = Page()
     page.feed((recorded / "report.html").read_text())
     assert "Only the arms gspo, grpo." in page.text
-    assert "reinforce" not in page.text.partition("Figures that lack runs")[0]
+    assert "reinforce" not in page.text.partition("Figures without data")[0]
     with pytest.raises(figures.CannotDraw, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
         report_page.make(recorded, "small", ["svg"], ["gspo", "sapo"])
     files = report_page.draw(FIGURES["fig02"], recorded, "small", ["svg"], ["gspo"])

@@ -135,7 +135,7 @@ THREE = HEADER + "".join(f"{arm},{seed},1,{seed}\n" for arm in "ab" for seed in 
         ({"a.csv": THREE}, "a.csv --step time", "no column 'time'"),
         ({"a.csv": THREE}, "a.csv --difference 0", "--difference: must be above 0"),
         ({"a.csv": THREE}, "a.csv --last 1.5", "--last: must be above 0 and at most 1"),
-        ({}, "", "name the logs"),
+        ({}, "", "no logs given"),
     ],
 )
 def test_bad_logs_are_refused_in_one_line(

@@ -63,7 +63,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (lambda folder: (folder / "run.json").write_bytes(b"\x93\xff\x00"), "run.json cannot be read"),
     "nested": (lambda folder: (folder / "run.json").write_text("[" * 100_000), "run.json cannot be read"),
     "{}": (lambda folder: (folder / "run.json").write_text("{}"), "has no valid status"),
-    "[]": (lambda folder: (folder / "run.json").write_text("[]"), "holds list"),
+    "[]": (lambda folder: (folder / "run.json").write_text("[]"), "must hold an object, got list"),
     "a status": (edited(status="happy"), "has no valid status"),
     "a type": (edited(config=[]), "has no valid config"),
     "an end": (edited(diverged={"step": "3"}), "has no valid diverged"),
@@ -80,7 +80,7 @@ def test_damaged_run_is_left_out_and_named_with_its_command(damage: str, finishe
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
     assert why in told[1]
-    (made,) = compose.plan(shlex.split(told[2].partition("again: steadymoe run")[2]))
+    (made,) = compose.plan(shlex.split(told[2].partition("rerun: steadymoe run")[2]))
     assert made.folder == folder
     record.state_of(made)  # as ``steadymoe run`` does before it trains
     with pytest.raises(report_page.NothingToReport, match="left out, damaged"):
@@ -94,7 +94,7 @@ def test_command_in_status_restores_a_damaged_run(damage: str, finished: Path, t
     folder = moved(finished, tmp_path)
     DAMAGES[damage][0](folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
-    words = shlex.split(status.lines(tmp_path)[2].partition("again: steadymoe ")[2])
+    words = shlex.split(status.lines(tmp_path)[2].partition("rerun: steadymoe ")[2])
     said = ran(*words)
     assert "damaged, rerun" in said
     assert "1 finished" in said
@@ -251,7 +251,7 @@ def test_unreadable_run_json_is_damage(finished: Path, tmp_path: Path, monkeypat
     assert "Permission denied" in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
-    assert "again: steadymoe run" in told[2]
+    assert "rerun: steadymoe run" in told[2]
 
 
 def test_retry_failed_skips_damaged_runs(finished: Path, tmp_path: Path, refused: Said) -> None:

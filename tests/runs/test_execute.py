@@ -312,7 +312,7 @@ def test_interrupted_cold_start_resumes_to_the_same_bytes(tmp_path: Path, capsys
         assert torch.equal(one, other)
     (tmp_path / "halted").write_bytes(b"torn")
     assert made_in(tmp_path / "halted")[1] == [4, 8, 12, 16], "a damaged one begins anew"
-    assert capsys.readouterr().err.count("the cold start begins again, because") == 1
+    assert capsys.readouterr().err.count("restarting the cold start, because") == 1
 
 
 @pytest.mark.check

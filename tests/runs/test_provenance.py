@@ -124,7 +124,7 @@ def test_incomparable_code_is_unknown_but_never_stale(mine: Path, monkeypatch: p
     facts = record.known(made.folder)
     assert provenance.difference(facts) == provenance.Difference(None, None, None)
     skipped = command._skipped([made], {made.folder: record.read_state(made.folder)})
-    assert skipped == ["1 of 1 runs have finished before and are skipped"]
+    assert skipped == ["1 of 1 runs have already finished and are skipped"]
     for code in ("", None):
         without = facts | {"algorithm_code": code, "training_version": 7}
         assert provenance.difference(without).unknown == "its code was not found"
@@ -147,13 +147,13 @@ def test_edited_loss_is_refused_unless_redo_is_given(mine: Path, ran: Said, refu
     (mine / "my_losses.py").write_text(LOSS.replace("super().surrogate(batch)", "super().surrogate(batch * 1)"))
 
     said = refused(*words)
-    assert said.startswith(f"steadymoe: {made.folder} was made by other code of its algorithm, task or engine; ")
+    assert said.startswith(f"steadymoe: {made.folder} was made with other code of its algorithm, task or engine; ")
     assert (made.folder / "steps.parquet").read_bytes() == old
     assert not Path("results/replaced").exists()
     told = status.lines(Path("results"))
     assert told[0] == "default: 2 finished, 1 stale"
     assert "(made by other code of its algorithm, " in told[1]
-    assert told[2] == f"    again: {made.command} --redo"
+    assert told[2] == f"    rerun: {made.command} --redo"
     assert made.command.startswith("STEADYMOE_PATH=mine steadymoe run ")
 
     (mine / "my_losses.py").write_text(LOSS)
@@ -185,7 +185,7 @@ def test_other_training_code_is_refused_but_not_other_libraries(
     atomic_files.write_json(made.folder / "run.json", facts)
     then, now = provenance.TRAINING_VERSION, provenance.TRAINING_VERSION + 1
     monkeypatch.setattr(provenance, "TRAINING_VERSION", now)
-    assert f"was made by other training code (version {then}; now {now}); add --redo" in refused(*words)
+    assert f"was made with other training code (version {then}; now {now}); add --redo" in refused(*words)
     assert f"(made by other training code (version {then}; now {now}))" in status.lines(tmp_path)[1]
     refused(*words, "--redo", "--retry-failed")
 

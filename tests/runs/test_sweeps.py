@@ -119,7 +119,7 @@ def test_status_prints_the_command_that_resumes_a_sweep(
     more = runs_of(tmp_path, "seed=2")
     lifecycle.add_to_plan(more)  # nothing is taken out of it
     assert len(lifecycle.planned(tmp_path / "runs" / "small")[0]) == 6
-    assert {f"    again: {run.command}" for run in more} <= set(status.lines(tmp_path))
+    assert {f"    rerun: {run.command}" for run in more} <= set(status.lines(tmp_path))
 
 
 def test_adding_seeds_and_algorithms_keeps_finished_runs(tmp_path: Path, ran: Said) -> None:
@@ -132,7 +132,7 @@ def test_adding_seeds_and_algorithms_keeps_finished_runs(tmp_path: Path, ran: Sa
     before = files(first.folder)
     words = [*SWEEP, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
     said = ran("run", *words)
-    assert "1 of 4 runs have finished before" in said
+    assert "1 of 4 runs have already finished" in said
     assert "4 finished" in said
     assert files(first.folder) == before
 

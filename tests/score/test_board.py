@@ -101,7 +101,7 @@ def test_board_has_at_most_seven_columns_besides_the_kind(tmp_path: Path) -> Non
         ({"name": "../up"}, "name must consist of letters"),
         ({"words": "algorithm=mine model=tiny"}, "words may only choose"),
         ({"words": "algorithm=mine algorithm=grpo"}, "words must choose one"),
-        ({"words": "algorithm=grpo"}, "its own files are one YAML"),
+        ({"words": "algorithm=grpo"}, "its own files must be one YAML"),
         ({"words": "algorithm=mine algorithm.loss.clip_low=.1"}, "tuned numbers need their table"),
         ({"words": "algorithm=mine " + " ".join(f"algorithm.loss.a{n}=1" for n in range(4))}, "at most 3 numbers"),
         ({"paper": "x" * 2000}, "paper must be a text"),

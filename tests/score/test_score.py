@@ -152,7 +152,7 @@ def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
         ("algorithm=grpo --fast", "--fast"),
         ("algorithm=grpo --paper x", "--paper requires --submit"),
         ("algorithm=grpo --submit x", "--submit requires --paper"),
-        ("--verify x --quick", "--quick does not go with --verify"),
+        ("--verify x --quick", "--quick cannot be combined with --verify"),
         ("--verify x", "--verify requires --commit and --board"),
         ("--verify nowhere --commit 1234567 --board b", "nowhere is not an entry"),
         ("algorithm=grpo algorithm.loss.clip_low=-1", "clip_low"),

@@ -98,12 +98,12 @@ def test_branch_loads_moments_by_name_across_parameter_groups(trunk: compose.Run
 @pytest.mark.parametrize(
     ("start", "words", "answer"),
     [
-        ("{trunk}", [], "start_from is the folder of a run and a step, <folder>@<step>"),
+        ("{trunk}", [], "start_from must be <folder of a run>@<step>"),
         ("/nowhere@2", [], "there is no run in /nowhere"),
         ("{trunk}@7", [], "has 6 steps, fewer than 7"),
         ("{trunk}@3", [], "no checkpoint of step 3 is kept"),
         ("{trunk}@2", ["model.config.num_experts=4"], "does not fit this model"),
-        ("{trunk}@2", ["checkpoint_keep=7"], "checkpoint_keep=7: the run has 6 steps, and keeps none"),
+        ("{trunk}@2", ["checkpoint_keep=7"], "checkpoint_keep=7: the run has only 6 steps; lower it"),
     ],
 )
 def test_impossible_branch_is_refused(
@@ -126,5 +126,5 @@ def test_settings_in_updates_scale_with_staleness() -> None:
     for updates, expected in ((4, (2, 1, 4)), (1, (8, 3, 16))):
         config = compose.plan([*words, f"updates_per_rollout={updates}"])[0].config
         assert (config.evaluation.every, config.probe.every, config.steps) == expected
-    with pytest.raises(ConfigError, match=r"means evaluation\.every=2, and 5 was given"):
+    with pytest.raises(ConfigError, match=r"means evaluation\.every=2, but 5 was given"):
         compose.plan([*words, "updates_per_rollout=4", "evaluation.every=5"])

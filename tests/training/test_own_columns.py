@@ -230,7 +230,7 @@ def test_too_many_columns_fail_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     plain = GRPO.surrogate
     monkeypatch.setattr(GRPO, "surrogate", more)
     assert execute.execute(made) == "failed"
-    assert "a run has at most 64 columns of its loss and of own metrics" in record.known(made.folder)["error"]
+    assert "a run may have at most 64 columns from its loss and own metrics" in record.known(made.folder)["error"]
 
 
 @pytest.mark.usefixtures("mine")
@@ -264,8 +264,8 @@ def test_editing_a_metric_but_not_another_module_makes_runs_stale(mine: Path) ->
 
 
 REFUSED = {
-    "there is a column reward already": METRICS.replace("moved", "reward"),
-    "there is a column above already": METRICS.replace("METRICS = [", "METRICS = [Metric(above), "),
+    "there is already a column reward": METRICS.replace("moved", "reward"),
+    "there is already a column above": METRICS.replace("METRICS = [", "METRICS = [Metric(above), "),
     "over_updates of moved must be mean, largest or least; got 'most'": METRICS.replace("largest", "most"),
     "moved needs a docstring": METRICS.replace('"""Share of routes that changed."""', ""),
     "a metric is a function with a short ASCII name; got '<lambda>'": "{}\nMETRICS = [Metric(lambda update: 1.0)]",
@@ -286,7 +286,7 @@ def test_invalid_metric_is_refused_before_anything_is_written(message: str, mine
 
 def test_shadowed_module_is_refused(mine: Path) -> None:
     (mine / "my_metrics.py").rename(mine / "my-metrics.py")
-    with pytest.raises(ConfigError, match=r"my-metrics.py has the name of another module, or no module's name"):
+    with pytest.raises(ConfigError, match=r"my-metrics.py is not a valid module name, or shadows another module"):
         own_metrics.load()
 
 
@@ -344,7 +344,7 @@ def test_the_command_line_records_exports_and_refuses_an_edited_metric(mine: Pat
     assert tidy[tidy["metric"] == "loss/rows"]["value"].tolist() == [16.0] * 3
     (mine / "my_metrics.py").write_text(METRICS.replace(" > ", " >= "))
     own_metrics._load.cache_clear()
-    assert "was made by other code of its metrics; add --redo" in refused(*words)
+    assert "was made with other code of its metrics; add --redo" in refused(*words)
 
 
 def test_loggers_get_own_columns(tmp_path: Path) -> None:
