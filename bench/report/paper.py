@@ -1,4 +1,4 @@
-"""What a paper asks of figures and tables: captions beside them, its names, its style sheet, its width.
+"""What a paper asks of figures and tables: captions next to them, its names, its style sheet, its width.
 
 ``with used(Paper(columns=1)):`` draws and writes figures that way.
 """

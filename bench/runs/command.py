@@ -32,7 +32,7 @@ from steadymoe.bench.support.text import shortened, visible
 
 
 def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None) -> int:
-    """Make the runs that ``words`` ask for and return the exit code. Raises ConfigError for an invalid request.
+    """Execute the runs that ``words`` select and return the exit code. Raises ConfigError for an invalid request.
 
     0: all ended; 1: a run failed or was lost; 130: interrupted. Unless interrupted, ``report`` is called with the runs
     at the end.
@@ -166,7 +166,7 @@ def _states(runs: Sequence[Run]) -> States:
 
 
 def make_one(run: Run) -> str:
-    """Make one run in this process and return its status, as ``execute.execute`` does; nothing is printed.
+    """Execute one run in this process and return its status, as ``execute.execute`` does; print nothing.
 
     Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
     """

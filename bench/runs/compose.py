@@ -1,4 +1,4 @@
-"""From the words of a command line to checked runs: which configs, in which folders, under which hashes.
+"""From command-line arguments to checked runs: their configs, folders and hashes.
 
 Everything is composed and checked here before Hydra launches anything, so that a wrong word is answered
 in one line and touches nothing on disk.
@@ -138,7 +138,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
 
 
 def own(words: Sequence[str]) -> list[str]:
-    """Return the words that are a part of the run, in place of its launch."""
+    """Return the words that belong to the run rather than to its launch."""
     return [word for word in words if not word.startswith(_LAUNCH_KEYS)]
 
 

@@ -53,7 +53,7 @@ def read(file: Path, fields: Fields) -> dict[str, Any] | None:
 
 
 def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Return whether ``value`` is of a type of JSON; true and false are no numbers."""
+    """Return whether ``value`` is of a type of JSON; true and false are not numbers."""
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 

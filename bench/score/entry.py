@@ -36,7 +36,7 @@ _IDEA = "## Idea"
 
 
 class BadEntry(UserError):
-    """A folder is not an entry of this standard."""
+    """The folder is not an entry of this standard."""
 
 
 @dataclass(frozen=True)

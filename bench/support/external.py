@@ -1,4 +1,4 @@
-"""The folders of a user's own code, outside this checkout: Python modules, and configs beside them in ``conf/``."""
+"""The folders of a user's own code, outside this checkout: Python modules, with configs next to them in ``conf/``."""
 
 import os
 import shlex

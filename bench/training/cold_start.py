@@ -142,7 +142,7 @@ def train(
 
 
 def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) -> float:
-    """Updates until the accuracy is ``goal`` if it goes on rising as over the last checks, and at most ``most`` in all.
+    """Updates until the accuracy is ``goal`` if it keeps rising as over the last checks, and at most ``most`` in all.
 
     ``checks``: updates and accuracy of each, at least one. A line is fitted by least squares through the last half of
     the checks; if it does not rise, the result is the updates left until ``most``.

@@ -1,4 +1,4 @@
-"""The simulated engines beside a real one: vLLM on a CPU samples trained checkpoints, the trainer scores its tokens.
+"""The simulated engines next to a real one: vLLM on a CPU samples trained checkpoints, the trainer scores its tokens.
 
     python integrations/engines/against_vllm.py results/engines .oracles/vllm/bin/python
 
