@@ -87,7 +87,7 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             if command is not None and command not in of_several:  # it stands above already
                 lines.append(f"    {_shown('rerun', command, folder)}")
             elif command is None:
-                lines.append(f"    no known command makes it; you can remove it: {visible(run)}")
+                lines.append(f"    no known command reproduces it; you can remove it: {visible(run)}")
         elif run in stale:
             lines.append(f"  stale: {where} ({visible(stale[run])})")
             lines.append(f"    {_shown('rerun', f'{command} --redo', folder)}")
