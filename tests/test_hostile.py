@@ -461,7 +461,7 @@ def test_command_from_another_folder_is_quoted(
     path = one_run(results) / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "command": command}))
     monkeypatch.chdir(results.parent)
-    (line,) = (line for line in status.lines(Path("results")) if "again" in line and "--redo" not in line)
+    (line,) = (line for line in status.lines(Path("results")) if "rerun" in line and "--redo" not in line)
     assert (line == f"    rerun: {command}") == is_ours
     if not is_ours:  # one word of a shell, whose paste does nothing
         assert shlex.split(line.partition("run it: ")[2]) == [command]
@@ -493,7 +493,7 @@ def test_archive_with_mixed_editions_is_refused(results: Path, tmp_path: Path) -
         mixed = tmp_path / name
         shutil.copytree(new, mixed)
         shutil.copy(old / "data" / "small" / f"{name}.parquet", mixed / "data" / "small")
-        with pytest.raises(Damaged, match=rf"{name}.parquet is not as it was archived"):
+        with pytest.raises(Damaged, match=rf"{name}.parquet does not match"):
             archive.load(mixed, "small")
 
 
@@ -508,7 +508,7 @@ def test_damaged_archive_is_skipped_and_named(small: Path, tmp_path: Path, refus
     assert (tmp_path / "tables" / "small-summary.csv").exists()
     for words in ([], ["--figure", "fig02"]):
         said = refused("report", *words, "--results", str(tmp_path), "--experiment", "other")
-        assert "steps.parquet is not as it was archived" in said
+        assert "steps.parquet does not match" in said
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def filled(part: str, value: float, dtype: torch.dtype = torch.float32) -> Calla
         (lambda folder: (shard(folder), (folder / INDEX).write_text('{"weight_map": [1]}')), "is not an index"),
         (lambda folder: (shard(folder), (folder / INDEX).write_text('{"weight_map": {}}')), "got none"),
         (lambda folder: edit(folder, without("mlp.experts")), "no layer has a router and experts: the model is dense"),
-        (lambda folder: edit(folder, without("1.mlp.gate")), "model.layers.1 has experts, and no router"),
+        (lambda folder: edit(folder, without("1.mlp.gate")), "model.layers.1 has experts, but no router"),
         (lambda folder: edit(folder, filled("2.mlp.gate", 0.0)), "model.layers.2 (router) are all zero"),
         (lambda folder: edit(folder, filled("1.up_proj", math.nan)), "model.layers.1 (experts) are all zero or not"),
         (

@@ -107,7 +107,7 @@ def test_plan_continues_after_branches_without_a_trunk(
     words = ["audit_mid", "gates_branches", "study_best", "seed=3", "--dry"]
     assert command.main(["run", *words]) == 0
     shown = capsys.readouterr().out
-    assert all(f"begins from runs of {trunk}" in shown for trunk in ("audit_trunk", "gates_trunk"))
+    assert all(f"starts from runs of {trunk}" in shown for trunk in ("audit_trunk", "gates_trunk"))
     assert "1 runs: 1 to run" in shown
     assert list(tmp_path.iterdir()) == []
 

@@ -153,7 +153,7 @@ WHOLE = property(lambda self: Traits(whole_minibatch=True, zero_advantage_is_fre
 DOUBLED = "At ratio 1 the gradient is doubled, which the learning rate takes back. Nothing else."
 # Fault → the loss, and the lines that fail with words of their reasons.
 FAULTS: dict[str, tuple[TokenLoss, dict[str, str]]] = {
-    "detached": (made(half_lost), {"gradient": "the loss has the slope"}),
+    "detached": (made(half_lost), {"gradient": "the slope of the loss along a line is"}),
     "held on purpose": (made(half_lost, "J = sg[r] r Â."), {}),
     "wrong backward, whatever is held": (
         made(lambda self, batch: _Cube.apply(self.ratio_of(batch)) * batch.advantages_BT, "J = sg[w] r Â"),
@@ -246,7 +246,7 @@ FIELDS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] =
     "unknown": (
         "gspo",
         lambda loss: loss | {"epsilon": 0.2},
-        "the YAML has loss.epsilon, and GSPO has no such field: did you mean clip_low?",
+        "the YAML has loss.epsilon, but GSPO has no such field: did you mean clip_low?",
     ),
     "hidden in the host": (
         "rspo",

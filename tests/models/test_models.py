@@ -25,10 +25,10 @@ from steadymoe.models.selection import NO_ROUTE
     ("wrong", "answer"),
     [
         ({"num_expertz": 4}, r"num_expertz; did you mean num_experts"),
-        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5 of 4"),
+        ({"num_experts_per_tok": 5}, r"num_experts_per_tok \(5\) is above the number of experts \(4\)"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads \(3\) must divide num_attention_heads \(4\)"),
         ({"num_attention_heads": 5, "num_key_value_heads": 1}, r"num_attention_heads \(5\) must divide hidden_size"),
-        ({"_target_": "os.system"}, r"_target_ is 'os\.system'"),
+        ({"_target_": "os.system"}, r"_target_ must name a transformers config class .*, got 'os\.system'"),
         ({"_target_": "transformers.T5Config"}, "no causal language model for T5Config"),
         ({"vocab_size": 99}, "vocab_size is given by the task's tokenizer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be between 1 and 100000; got 0"),

@@ -133,7 +133,7 @@ def test_hash_depends_on_content_not_location(folder: Path) -> None:
         (lambda folder: edit(folder / "config.json", model_type="phimoe"), "PhimoeTopKRouter chooses by 0 calls"),
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "has no tokenizer"),
         (lambda folder: edit(folder / "tokenizer_config.json", eos_token=None), "has no end token"),
-        (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, its model 9"),
+        (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, but its model has 9"),
         (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot encode the prompts of this task"),
         (lambda folder: edit(folder / "config.json", max_position_embeddings=8), "need 11 positions; .* has 8"),
         (lambda folder: edit(folder / "generation_config.json", max_length=10), "need 11 positions; .* has 10"),

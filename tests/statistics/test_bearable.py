@@ -37,7 +37,7 @@ def test_line_is_a_share_of_the_references_gain() -> None:
     start, means = np.array([0.4]), np.array([[0.5, 0.8, 0.2, 0.1]])
     assert line(of(means.T), start, means) == pytest.approx([0.4 + SHARE * 0.4])
     assert line(of(means.T), start, means, at=1e-4) == pytest.approx([0.4 + SHARE * 0.1])
-    with pytest.raises(ValueError, match="did not run at 3e-05"):
+    with pytest.raises(ValueError, match="has no run at 3e-05"):
         line(of(means.T), start, means, at=3e-5)
 
 

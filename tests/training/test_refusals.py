@@ -33,7 +33,7 @@ REFUSED = {
     # Routing and the dials of routers.
     "model=dense_tiny routing=r2": "has no routers",
     "model=dense_tiny routing.z_loss=0.1": "has no routers",
-    "routing=off routing.replay=r2": "choose another routing in its place",
+    "routing=off routing.replay=r2": "choose another routing instead",
     "routing=pr2 updates_per_rollout=1": "learns from a rollout's second update on",
     "routing=pr2 routing.predictor_learning_rate=0": "routing.predictor_learning_rate` must be greater than 0",
     "routing=r2 +routing.lag=2": "routing.lag must be set with routing=lagged and left out otherwise",
@@ -50,7 +50,7 @@ REFUSED = {
     "model=dense_micro +model.config.router_dtype=float32": "router_dtype is for routers",
     "model=deepseek_v3_micro model.config.n_group=3": "n_group=3",
     "model=deepseek_v3_micro model.config.n_shared_experts=-1": "n_shared_experts must be between 0 and",
-    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok is 9 of 8",
+    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok (9) is above the number of experts (8)",
     # Updates.
     "rollout.minibatch_prompts=3 rollout.prompts=32": "means rollout.prompts=24",
     "total_updates=80 steps=30": "means steps=10",
