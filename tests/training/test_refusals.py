@@ -50,7 +50,7 @@ REFUSED = {
     "model=dense_micro +model.config.router_dtype=float32": "router_dtype is for routers",
     "model=deepseek_v3_micro model.config.n_group=3": "n_group=3",
     "model=deepseek_v3_micro model.config.n_shared_experts=-1": "n_shared_experts must be between 0 and",
-    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok (9) is above the number of experts (8)",
+    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok (9) is above the number",
     # Updates.
     "rollout.minibatch_prompts=3 rollout.prompts=32": "means rollout.prompts=24",
     "total_updates=80 steps=30": "means steps=10",
