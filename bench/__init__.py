@@ -1,4 +1,4 @@
-"""The pipeline from the words of a config to a report; here, its way in from Python.
+"""The pipeline from a config to a report, and its Python API.
 
 ``plan`` checks runs, ``run`` makes one, ``results`` reads what was recorded and ``figure`` draws it. The command line
 calls the same functions of the folders below. Importing this package is cheap: torch and the rest are imported when
@@ -20,7 +20,7 @@ __all__ = ["figure", "plan", "results", "run"]
 
 
 def plan(*overrides: str) -> "list[Run]":
-    """Return the runs that Hydra overrides ask for, each checked; nothing is written and nothing is trained.
+    """Return the runs that Hydra overrides select, each checked. Writes and trains nothing.
 
     A word with several values (``"seed=0,1"``) or an experiment (``"experiment=quickstart"``) gives several runs, as
     ``steadymoe run -m`` does. A ``Run`` has its ``config``, its ``axes`` (what differs from the named configs), its
@@ -35,7 +35,7 @@ def plan(*overrides: str) -> "list[Run]":
 
 
 def run(planned: "Run") -> str:
-    """Make one run in this process, from where it was left, and return its status.
+    """Execute or resume one run in this process and return its status.
 
     The status is ``finished``; ``collapsed`` (by the rule); ``diverged`` (a number was not finite); ``failed`` (what
     went wrong is ``error`` in the ``run.json`` of its folder); or ``running`` if another process is at it. A run that

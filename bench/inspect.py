@@ -120,10 +120,10 @@ def _tensors(checkpoint: Path) -> dict[str, Any]:
         try:
             file = safe_open(path, framework="pt")
         except SafetensorError as error:
-            raise UserError(f"{path} is not a whole safetensors file: {str(error)[:200]}") from error
+            raise UserError(f"{path} is not a valid safetensors file: {str(error)[:200]}") from error
         tensors |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it does not iterate)
     if missing := sorted(named.keys() - tensors.keys()):
-        raise UserError(f"{checkpoint / named[missing[0]]} lacks {missing[0]}, which {_INDEX} puts there")
+        raise UserError(f"{checkpoint / named[missing[0]]} lacks {missing[0]}, which {_INDEX} expects there")
     return tensors
 
 
@@ -136,7 +136,7 @@ def _files(checkpoint: Path) -> dict[str, str]:
         return {}
     if _INDEX not in names:
         pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
-        why = f"; {pickles[0]} is a pickle, which is not read: save it with save_pretrained" if pickles else ""
+        why = f"; {pickles[0]} is a pickle, and pickles are not read: use save_pretrained" if pickles else ""
         raise UserError(f"{checkpoint} has neither {_WEIGHTS} nor {_INDEX}{why}")
     try:
         named = regular_files.read_json(_no_link(checkpoint / _INDEX), _MAX_INDEX)["weight_map"]
@@ -153,7 +153,7 @@ def _files(checkpoint: Path) -> dict[str, str]:
 
 def _no_link(path: Path) -> Path:
     if path.is_symlink():  # as all files in Hugging Face's cache are
-        raise UserError(f"{path} is a link, and links are not followed: copy the folder with cp -rL, inspect the copy")
+        raise UserError(f"{path} is a link, and links are not followed: copy the folder with cp -rL first")
     return path
 
 
@@ -173,12 +173,12 @@ def _layers(tensors: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
         if "experts" not in roles:
             continue
         if "router" not in roles:
-            raise UserError(f"{stem}{number} has experts, and no router by any known name: docs/commands.md#inspect")
+            raise UserError(f"{stem}{number} has experts, but no router by any known name: docs/commands.md#inspect")
         if coded := {tensor.get_dtype() for each in roles.values() for tensor in each} - {*_FLOATS}:
             raise UserError(f"{stem}{number} is quantised ({min(coded)}); save the model in bf16 and inspect that")
         found[f"{stem}{number}"] = dict(roles)
     if not found:
-        raise UserError("no layer has a router and experts: the model is dense, or its names are not known")
+        raise UserError("no layer has a router and experts: the model is dense, or its weight names are unknown")
     return found
 
 

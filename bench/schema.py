@@ -140,7 +140,7 @@ class OptimizerConfig(_Group):
     max_grad_norm: Positive
     router_factor: Positive
     decay: Share = 0.0
-    """Of the updates, the last ones, over which the rates fall linearly to 0; 0 is constant."""
+    """The last share of the updates, over which the rates fall linearly to 0; 0 is constant."""
 
 
 @dataclass(frozen=True, kw_only=True)

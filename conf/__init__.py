@@ -40,7 +40,7 @@ def path(group: str, name: str) -> Path:
 
 @functools.cache
 def rows(group: str) -> Mapping[str, dict[str, Any]]:
-    """Return name → row of a group's table; a key that begins with ``_`` is no row, but holds what rows share."""
+    """Return name → row of a group's table; a key that begins with ``_`` is not a row, but holds what rows share."""
     table = ROOT / f"{group}.yaml"
     read = yaml.load(table.read_text(), _LOADER) if table.exists() else {}
     return {name: row for name, row in read.items() if not name.startswith("_")}

@@ -109,7 +109,7 @@ class Kept:
         return self._rows is not None
 
     def begin(self, responses: int) -> None:
-        """Go on from the prompts to ``responses`` rows for each."""
+        """Continue from the prompts with ``responses`` rows each."""
         self._rows = responses * len(next(iter(self._prompts.values()))[0])
 
     def next_token(self) -> None:

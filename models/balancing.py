@@ -27,7 +27,7 @@ BIAS = "e_score_correction_bias"
 
 
 def install(model: PreTrainedModel) -> None:
-    """Give every router a bias of 0 that has none; a router that has one keeps it."""
+    """Add a bias of 0 to every router without a bias of its own."""
     router: Any
     for router in routers(model):
         if not hasattr(router, BIAS):

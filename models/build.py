@@ -36,8 +36,8 @@ _WITHOUT_EFFECT = {
     "router_aux_loss_coef": "routing.aux_loss is the coefficient",
     "aux_loss_alpha": "routing.aux_loss is the coefficient",
     "router_z_loss_coef": "routing.z_loss is the coefficient",
-    "dtype": "weights are fp32, and precision says what forwards are",
-    "torch_dtype": "weights are fp32, and precision says what forwards are",
+    "dtype": "weights are fp32, and precision sets the dtype of forwards",
+    "torch_dtype": "weights are fp32, and precision sets the dtype of forwards",
     "_attn_implementation": "attention is sdpa where a family has it",
     "attn_implementation": "attention is sdpa where a family has it",
     "_experts_implementation": "experts=… chooses it",
@@ -72,8 +72,8 @@ def config_class(target: str) -> type[PreTrainedConfig]:
     cls = getattr(transformers, name, None) if package == "transformers" else None
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedConfig)):
         raise ValueError(
-            f"model.config._target_ is {target!r}, which is no transformers config class "
-            "(like transformers.Qwen3MoeConfig)"
+            f"model.config._target_ must name a transformers config class (like transformers.Qwen3MoeConfig), "
+            f"got {target!r}"
         )
     return cls
 
@@ -120,9 +120,7 @@ def check(config: Mapping[str, Any]) -> Shape:
 
     top_k, experts = first(_TOP_K), first(_EXPERT_COUNT)
     if top_k is not None and experts is not None and top_k > experts:
-        raise ValueError(
-            f"top-k above the number of experts: num_experts_per_tok is {top_k} of {experts} (model.config)"
-        )
+        raise ValueError(f"model.config: num_experts_per_tok ({top_k}) is above the number of experts ({experts})")
     heads, key_value_heads = first(("num_attention_heads",)), first(("num_key_value_heads",))
     if heads and key_value_heads and heads % key_value_heads:
         raise ValueError(f"num_key_value_heads ({key_value_heads}) must divide num_attention_heads ({heads})")
@@ -140,7 +138,7 @@ def check(config: Mapping[str, Any]) -> Shape:
         raise ValueError(f"{cls.__name__} has its top-k or its number of experts in a field that models/build.py lacks")
     for key in (_ROUTER_DTYPE, _ROUTER_SCALE):
         if config.get(key) is not None and not moe_layers:
-            raise ValueError(f"model.config.{key} is for routers, and this model is dense; leave it out")
+            raise ValueError(f"model.config.{key} is for routers, but this model is dense; leave it out")
     positions = getattr(built, "max_position_embeddings", None)
     return Shape(moe_layers, built.num_hidden_layers, built.hidden_size, positions)
 

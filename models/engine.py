@@ -99,7 +99,7 @@ class Rounding(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strength > 1:
-            raise ValueError(f"engine.strength of a rounding engine is at most 1; got {self.strength}")
+            raise ValueError(f"engine.strength of a rounding engine must be at most 1; got {self.strength}")
         for name, value, choices in (
             ("dtype", self.dtype, ("bf16", "fp8", "int8")),
             ("scale", self.scale, ("channel", "tensor")),
@@ -175,7 +175,7 @@ class RouterBF16(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strength > 1:
-            raise ValueError(f"engine.strength of a rounding engine is at most 1; got {self.strength}")
+            raise ValueError(f"engine.strength of a rounding engine must be at most 1; got {self.strength}")
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
         """Round the logits of every router."""
@@ -210,7 +210,9 @@ class Stale(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strength > 1000 or self.strength != int(self.strength):
-            raise ValueError(f"engine.strength of stale is a whole number of steps, at most 1000; got {self.strength}")
+            raise ValueError(
+                f"engine.strength of stale must be a whole number of steps up to 1000; got {self.strength}"
+            )
 
     @property
     def delay(self) -> int:
@@ -230,7 +232,7 @@ class Temperature(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strength > 99:
-            raise ValueError(f"engine.strength of temperature is at most 99; got {self.strength}")
+            raise ValueError(f"engine.strength of temperature must be at most 99; got {self.strength}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +256,8 @@ class Truncated(Engine):
     def __post_init__(self) -> None:
         if self.strength not in (0, 1):
             raise ValueError(
-                f"engine.strength of truncated is 1, or 0 to keep every token; got {self.strength}. "
-                "top_p, top_k and min_p say how much is left out"
+                f"engine.strength of truncated must be 1, or 0 to keep every token; got {self.strength}. "
+                "top_p, top_k and min_p set how much is left out"
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"engine.top_p must be above 0 and at most 1; got {self.top_p}")

@@ -36,7 +36,7 @@ def reason_against(device: str) -> str | None:
     if missing:
         return f"it is not installed (no {', '.join(missing)}); `make megablocks` adds it to .venv"
     if device == "cpu" and not _interpreted():
-        return "on the CPU it runs in Triton's interpreter alone, slowly: set TRITON_INTERPRET=1 in the environment"
+        return "on a CPU it runs only in Triton's interpreter, slowly: set TRITON_INTERPRET=1 in the environment"
     try:
         _ops()
     except ImportError as error:

@@ -43,7 +43,7 @@ class Limits:
 def moe_layers(path: str) -> int:
     """Return the number of layers with a router, 0 for a dense model. Raises ValueError if the model cannot run."""
     if not (Path(path) / "config.json").is_file():
-        raise ValueError(f"model.path: {path} is no folder with a config.json")
+        raise ValueError(f"model.path: {path} is not a folder with a config.json")
     return _moe_layers(path, digest(path))
 
 
@@ -52,12 +52,12 @@ def _moe_layers(path: str, content: str) -> int:
     folder = Path(path)
     for shard in sorted(_shards(folder)):
         if not (folder / shard).is_file():
-            raise ValueError(f"model.path: {path} has no {shard}; weights are read from safetensors alone")
+            raise ValueError(f"model.path: {path} has no {shard}; only safetensors weights are read")
         try:
             with safe_open(folder / shard, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"model.path: {shard} in {path} is no safetensors file: {_line(error)}") from error
+            raise ValueError(f"model.path: {shard} in {path} is not a safetensors file: {_line(error)}") from error
     config = _config(path)
     if getattr(config, "quantization_config", None):
         raise ValueError(f"model.path: the weights in {path} are quantised and cannot be trained")
@@ -75,7 +75,7 @@ def _shards(folder: Path) -> set[str]:
     try:
         return {str(shard) for shard in json.loads(index.read_text())["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"model.path: {index} is no index of weights: {_line(error)}") from error
+        raise ValueError(f"model.path: {index} is not an index of weights: {_line(error)}") from error
 
 
 def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedModel:
@@ -102,7 +102,7 @@ def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedM
     model, report = loaded
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if wrong:
-        raise ValueError(f"model.path: {path} has no weights for {len(wrong)} parts of its model, {wrong[0]} the first")
+        raise ValueError(f"model.path: {path} has no weights for {len(wrong)} parts of its model, first {wrong[0]}")
     return model.eval().to(device)
 
 
@@ -124,7 +124,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise ValueError(f"model.path: the tokenizer in {path} has no end token, so no response could end")
     if len(tokenizer) > (words := _config(path).get_text_config().vocab_size):
-        raise ValueError(f"model.path: the tokenizer in {path} has {len(tokenizer)} tokens, its model {words}")
+        raise ValueError(f"model.path: the tokenizer in {path} has {len(tokenizer)} tokens, but its model has {words}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.chat_template is not None:

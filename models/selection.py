@@ -15,7 +15,7 @@ NO_ROUTE = -1
 
 
 class Choice(NamedTuple):
-    """What decides the experts of one router's call beside the router's own logits; by default nothing."""
+    """What decides the experts of one router's call besides the router's own logits; by default nothing."""
 
     forced_NK: Tensor | None = None
     """Experts that run in place of the router's own choice; ``NO_ROUTE`` leaves the choice to the router."""

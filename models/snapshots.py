@@ -1,4 +1,4 @@
-"""The weights that a model had some time ago: of a stale sampler (``engine.Sampler``), and of lagged routing (``Lag``).
+"""Past weights of a model, for a stale sampler (``engine.Sampler``) and for lagged routing (``Lag``).
 
 Lagged routing (anticipatory routing: DeepSeek-V4, 2606.19348, section 4.2.3): features are those of the weights now,
 experts are chosen with the weights of Δ updates ago.
@@ -34,12 +34,12 @@ class Snapshots:
         self._taken: deque[dict[str, Tensor]] = deque(maxlen=count)
 
     def take(self) -> None:
-        """Copy the weights that the model has now; beyond ``count`` the oldest copy goes."""
+        """Copy the model's current weights; beyond ``count`` copies, drop the oldest."""
         self._taken.append({name: weight.detach().clone() for name, weight in weights_of(self._model).items()})
 
     @property
     def oldest(self) -> Mapping[str, Tensor]:
-        """The weights of the oldest copy, by name; those of now before any was taken."""
+        """The weights of the oldest copy, by name; the current ones before any was taken."""
         return self._taken[0] if self._taken else weights_of(self._model)
 
     def state(self) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ _HELP = """Verdicts of the reference study on what papers claim, from its record
 _RUN_HELP = """Run experiments of the reference study in order; without a NAME, all of them. `python -m study list` has
 their names and the names of their parts. Rerunning the command skips finished runs and resumes interrupted ones. Other
 flags and overrides are those of `steadymoe run`. An override replaces its key in every sweep of an experiment; a sweep
-that fixes another value is left out. Overrides of all that a sweep varies mean this sweep alone:
+that fixes another value is left out. Overrides of everything that a sweep varies select that sweep:
 
   python -m study run study study_paper --dry
   python -m study run gates_stale algorithm=gspo seed=200
@@ -86,7 +86,7 @@ def run(words: Sequence[str]) -> int:
         launch: Callable[[list[str]], int] = audit.main if experiment.audits else tuning.main
         print(f"{experiment.name}: {experiment.purpose}", flush=True)
         if "--dry" in flags and experiment.trunk is not None and not Path("results/runs", experiment.trunk).exists():
-            print(f"  begins from runs of {experiment.trunk}, and is planned once they are here")
+            print(f"  starts from runs of {experiment.trunk}; planned once these exist")
             continue
         for command in experiment.commands(overrides):
             code = launch([*command, *flags])

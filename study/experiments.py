@@ -174,7 +174,7 @@ def register() -> None:
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
-    """Return the experiments that names of experiments or parts mean, all without names. Raises ConfigError."""
+    """Return the experiments with these names or in parts with these names; all without names. Raises ConfigError."""
     known = {name: (row,) for name, row in TABLE.items()} | PARTS
     for name in names:
         if name not in known:

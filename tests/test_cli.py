@@ -34,9 +34,9 @@ WRONG = {
     "steps=" + "9" * 23: "`steps`",
     "model.config.num_hidden_layers=" + "9" * 17: "model.config.num_hidden_layers must be between 1 and 100000",
     "updates_per_rollout=7": "must divide rollout.prompts",
-    "model.config.num_experts=1": "top-k above the number of experts",
+    "model.config.num_experts=1": "is above the number of experts",
     "+model.config.num_expert=8": "did you mean num_experts",
-    "model.config._target_=os.system": "no transformers config class",
+    "model.config._target_=os.system": "must name a transformers config class",
     "algorithm.loss.clip_low=-1": "clip_low is an ε",
     "algorithm.loss.clip=1": "did you mean clip_low? its fields are",
     "algorithm.loss.dual_clip=abc": "GRPO: dual_clip must be a number or null; got 'abc'",
@@ -46,8 +46,8 @@ WRONG = {
     "model=3": "model takes one name, got 3",
     "algorithm={a:1}": "algorithm takes one name",
     "algorithm=GRPO": "did you mean grpo",
-    "+model=micro": "model has a choice already",
-    "+seed=1": "seed is in the config already",
+    "+model=micro": "model is already chosen",
+    "+seed=1": "seed is already in the config",
     "seed=interval(0,3)": "seed=interval(0,3) never ends",
     "seed=range(0,3,0)": "seed=range(0,3,0) has a step of 0",
     "seed=choice()": "values are swept as a,b,c",
@@ -65,7 +65,7 @@ WRONG = {
     "seed=0,1": "add -m",
     "+foo=1": "unknown key `foo`",
     "optimizer=adam": "there is no optimizer 'adam'; choose from adamw, muon, sgd, sign",
-    "optimizer.kind=muon": "optimizer.kind is what the name of the optimizer stands for",
+    "optimizer.kind=muon": "optimizer.kind is fixed by the name of the optimizer",
     "hydra.nope=3": "Hydra's own settings",
     f"cold_start.path={ROOT}/pyproject.toml": "not a safetensors file",
     "results_dir=/proc/nowhere": "cannot be written",
@@ -78,8 +78,8 @@ WRONG = {
     "experiment_name=" + "e" * 300: "experiment_name may hold up to 180 letters",
     "results_dir=" + "r" * 300: "names of at most 255 bytes",
     "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
-    "rollout.prompts=80000000000": "the run takes at least",
-    "cold_start.check_prompts=80000000000": "the run takes at least",
+    "rollout.prompts=80000000000": "the run needs at least",
+    "cold_start.check_prompts=80000000000": "the run needs at least",
     "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
     "experiment=quickstart,collapse": "steadymoe run experiment=quickstart; steadymoe run experiment=collapse",
@@ -95,14 +95,14 @@ WRONG = {
     "optimizer=sgd optimizer.beta1=0.9": "optimizer=sgd has no beta1; choose from",
     "optimizer=muon routing=pr2": "routing=pr2: predictor_learning_rate is a rate for AdamW",
     "--redo --retry-failed": "not allowed with",
-    "-m seed=range(3,1)": "seed=range(3,1) sweeps over nothing",
-    "-m seed=shuffle(range(0,1000000000000))": "a sweep may have 10000 runs",
-    "-m seed=range(0,101) steps=range(1,101)": "a sweep may have 10000 runs",
-    "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) sweeps over nothing",
-    "experiment=quickstart seed=range(3,1)": "seed=range(3,1) sweeps over nothing",
+    "-m seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
+    "-m seed=shuffle(range(0,1000000000000))": "a sweep may have at most 10000 runs",
+    "-m seed=range(0,101) steps=range(1,101)": "a sweep may have at most 10000 runs",
+    "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) has no values to sweep over",
+    "experiment=quickstart seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
     "-m experiment=quickstart,collapse seed=0": "steadymoe run experiment=collapse seed=0",
     "-m algorithm=grpo,gspo --cfg job": "--cfg prints one config: give one value in algorithm=grpo,gspo",
-    "--shell-completion install=bash": "so this is left out",
+    "--shell-completion install=bash": "is not supported",
     "-m algorithm=grpo,reinforce algorithm.loss.clip_high=0.3": "algorithm=reinforce has no loss.clip_high; its fields",
     "-m task=sort,chain task.modulus=7": "task=sort has no modulus",
     "-m algorithm=[grpo],gspo": "algorithm takes one name, got [grpo]",
@@ -112,7 +112,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_wrong_words_are_answered_in_one_line_and_touch_nothing(words: str, refusal_of: Said) -> None:
+def test_invalid_arguments_fail_in_one_line_and_write_nothing(words: str, refusal_of: Said) -> None:
     assert WRONG[words] in refusal_of(*words.split())
 
 
@@ -127,11 +127,11 @@ def test_wrong_words_are_answered_in_one_line_and_touch_nothing(words: str, refu
     ],
     ids=" ".join,
 )
-def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
+def test_null_and_fields_of_a_host_are_valid_overrides(words: list[str]) -> None:
     compose.plan(words)
 
 
-def test_combinations_that_cannot_be_are_left_out_by_name(
+def test_impossible_combinations_are_skipped_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -144,7 +144,7 @@ def test_combinations_that_cannot_be_are_left_out_by_name(
         compose.plan(words[1:3], multirun=True)
 
 
-def test_the_users_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_expands_to_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for word in ("results_dir=~/x", "results_dir='~/x'"):
         (made,) = compose.plan([word])
@@ -152,7 +152,7 @@ def test_the_users_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert compose.plan(["results_dir=" + str(tmp_path / "x")])[0].config_hash == made.config_hash
 
 
-def test_a_gpu_is_looked_for_where_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
+def test_gpu_is_checked_where_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     words = ["run", *SMALL, "device=cuda", f"results_dir={tmp_path}"]
     ran(*words, "--dry")
@@ -160,7 +160,7 @@ def test_a_gpu_is_looked_for_where_a_run_begins(tmp_path: Path, monkeypatch: pyt
     assert "torch finds no CUDA device here" in line
 
 
-def test_memory_is_what_the_bound_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_refused_below_its_memory_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the bound a run is planned, a byte below it is not; what a run holds more of, it needs more memory for."""
 
     def need(*words: str) -> int:
@@ -182,7 +182,7 @@ def test_memory_is_what_the_bound_says(monkeypatch: pytest.MonkeyPatch) -> None:
         fits.check_memory(made.config, task)
 
 
-def test_the_version_is_told_with_the_revision(monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
+def test_version_is_printed_with_the_revision(monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     said = ran("--version")
     assert said.startswith(f"steadymoe {version('steadymoe')}")
@@ -192,7 +192,7 @@ def test_the_version_is_told_with_the_revision(monkeypatch: pytest.MonkeyPatch, 
     assert ran("--version") == f"steadymoe {version('steadymoe')}\n"
 
 
-def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
+def test_dry_run_prints_runs_and_minutes_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     def files() -> dict[Path, int]:
@@ -228,7 +228,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert files() == before
 
 
-def test_the_status_of_a_folder_that_is_not_there_is_no_success(tmp_path: Path, ran: Said, refused: Said) -> None:
+def test_status_of_a_missing_folder_fails(tmp_path: Path, ran: Said, refused: Said) -> None:
     (tmp_path / "file").write_text("")
     for where in ("nowhere", "file"):
         assert f"there is no folder {tmp_path / where}" in refused("status", "--results", str(tmp_path / where))
@@ -236,20 +236,18 @@ def test_the_status_of_a_folder_that_is_not_there_is_no_success(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("words", [["reprot"], [], ["report", "--formt", "png"], ["status", "--experiment", "x\x1b"]])
-def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(words: list[str], refused: Said) -> None:
+def test_unknown_command_or_flag_fails_in_one_line(words: list[str], refused: Said) -> None:
     assert "\x1b" not in refused(*words)
 
 
-def test_a_results_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
-) -> None:
+def test_unwritable_results_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused("run", f"results_dir={tmp_path}/file/results")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     assert "cannot be written" in refused("run", f"results_dir={tmp_path}")
 
 
-def test_a_sweep_runs_reports_and_tells_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
+def test_sweep_runs_reports_and_shows_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", *SMALL, "-m", "algorithm=gspo,reinforce", "seed=0,1", "experiment_name=small"]
     said = ran(*words)
@@ -257,17 +255,17 @@ def test_a_sweep_runs_reports_and_tells_its_status(tmp_path: Path, monkeypatch: 
     assert "[4/4]" in said  # plain lines, since this is no terminal
     assert "steadymoe report --experiment small" in said
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
-    assert "4 of 4 runs have finished before" in ran(*words)
+    assert "4 of 4 runs have already finished" in ran(*words)
     assert "| GSPO" in ran("report", "--experiment", "small", "--format", "svg")
     assert (tmp_path / "results" / "report.html").exists()
     assert "small: 4 finished" in ran("status")
 
 
-def test_a_failed_run_is_told_with_its_command_and_exit_code_1(tmp_path: Path, ran: Said) -> None:
+def test_failed_run_prints_its_command_and_exits_with_1(tmp_path: Path, ran: Said) -> None:
     words = [*SMALL, "cold_start.accuracy_low=0.95", "cold_start.max_updates=1", f"results_dir={tmp_path}"]
     said = ran("run", *words, code=1)
     assert "raise cold_start.max_updates" in said
-    assert "again: steadymoe run" in said
+    assert "rerun: steadymoe run" in said
     assert "1 failed" in ran("status", "--results", str(tmp_path))
 
 
@@ -287,7 +285,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, refused: Said) -> 
     assert "does not fit this model" in refused("run", f"cold_start.path={tmp_path}/other.safetensors")
 
 
-def test_what_a_user_keeps_outside_the_suite_runs_as_the_page_says(tmp_path: Path) -> None:
+def test_user_code_outside_the_suite_runs_as_documented(tmp_path: Path) -> None:
     text, blocks = (ROOT / "docs" / "your_algorithm.md").read_text(), tutorial()
     configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
     del blocks["my_figures.py"]  # tests/report/test_report_page.py draws it
@@ -317,7 +315,7 @@ def test_what_a_user_keeps_outside_the_suite_runs_as_the_page_says(tmp_path: Pat
     assert "did you mean clip_high?" in wrong.stderr
 
 
-def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, ran: Said) -> None:
+def test_experiments_report_the_same_together_as_alone(tmp_path: Path, ran: Said) -> None:
     for name in ("one", "two"):  # several are drawn in processes of their own
         shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / name)
     ran("report", "--results", str(tmp_path), "--format", "png")
@@ -336,13 +334,13 @@ def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, ran
 
 @pytest.mark.parametrize("option", ["--format", "--arms"])
 @pytest.mark.parametrize("instead", [["--list"], ["--keep", "kept"], ["--export", "csv"]])
-def test_an_option_that_would_change_nothing_is_refused(
+def test_option_without_effect_is_refused(
     instead: list[str], option: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     monkeypatch.chdir(recorded)
     given = {"--format": "svg", "--arms": "grpo"}[option]
     said = refused("report", *instead, option, given, "--results", str(recorded))
-    assert said.startswith(f"steadymoe: {option} does not go with {instead[0]}")
+    assert said.startswith(f"steadymoe: {option} cannot be combined with {instead[0]}")
     assert [path.name for path in recorded.iterdir()] == ["runs"]
 
 
@@ -356,14 +354,14 @@ def test_an_option_that_would_change_nothing_is_refused(
         ("--format gif", "--format takes png, svg, pdf; got gif"),
     ],
 )
-def test_what_cannot_be_drawn_is_answered_in_one_line_and_writes_nothing(
+def test_undrawable_figure_fails_in_one_line_and_writes_nothing(
     words: str, said: str, recorded: Path, refused: Said
 ) -> None:
     assert said in refused("report", *words.split(), "--results", str(recorded))
     assert [path.name for path in recorded.iterdir()] == ["runs"]
 
 
-def test_the_list_of_figures_says_which_have_their_data(tmp_path: Path, ran: Said) -> None:
+def test_figure_list_shows_which_have_data(tmp_path: Path, ran: Said) -> None:
     shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / "quickstart")
     lines = ran("report", "--list", "--results", str(tmp_path)).splitlines()
     rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
@@ -398,7 +396,7 @@ def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None
     assert name != identity.axes_name({"cold_start.path": "../a-b;$c"})
 
 
-def test_the_hash_covers_what_changes_numbers_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_covers_exactly_what_changes_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "version", lambda _: "1")  # as if wandb were installed
 
     def hashed(*words: str) -> str:
@@ -437,7 +435,7 @@ def test_a_field_with_a_default_is_neutral() -> None:
     assert later | {"algorithm.advantage": None, "routing.predictor_learning_rate": None} == schema.NEUTRAL
 
 
-def test_settings_are_what_no_run_of_a_sweep_sweeps() -> None:
+def test_settings_hash_ignores_swept_fields() -> None:
     usual, other = compose.plan(["-m", "optimizer.learning_rate=3e-4,1e-3"][1:], multirun=True)
     assert "optimizer.learning_rate" not in usual.axes, "it is the usual one"
     assert identity.settings_hash(usual.plain, other.axes) == identity.settings_hash(other.plain, other.axes)
@@ -446,21 +444,21 @@ def test_settings_are_what_no_run_of_a_sweep_sweeps() -> None:
     assert identity.settings_hash(usual.plain, other.axes) != identity.settings_hash(longer.plain, other.axes)
 
 
-def test_recorded_hashes_are_those_of_today() -> None:
+def test_recorded_hashes_are_unchanged() -> None:
     folders = [path.parent for path in RECORDED.glob("**/run.json")]
     assert folders
     for facts in map(record.known, folders):
         assert facts["config_hash"] == identity.config_hash(facts["config"])
 
 
-def test_the_recorded_command_makes_exactly_its_run() -> None:
+def test_recorded_command_reproduces_exactly_its_run() -> None:
     for made in compose.plan(["experiment=quickstart"]):
         (again,) = compose.plan(made.command.split()[2:])
         assert again.folder == made.folder
         assert (again.config, again.plain) == (made.config, made.plain)
 
 
-def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_work() -> None:
+def test_time_left_follows_from_the_pace_of_the_running_runs() -> None:
     def state(status: str, step: int, pace: float | None) -> dict[str, object]:
         return {"status": status, "step": step, "steps": 10, "seconds_per_step": pace}
 
@@ -469,9 +467,7 @@ def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_wo
     assert progress._left([state("cold start", 0, None)]) == "?"
 
 
-def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_shows_best_reward_and_cold_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_CHECKS", 0)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
     (made,) = compose.plan([*SMALL, f"results_dir={tmp_path}", "steps=3"])

@@ -27,7 +27,7 @@ TEXT = "arm,n,mean\ngspo,10,0.1717387\n| 0.25 [−1e-05, 3.5] | claim01 8 update
         ("updates", "updates\n", False),
     ],
 )
-def test_numbers_may_differ_by_rounding_and_nothing_else(old: str, new: str, same: bool) -> None:
+def test_comparison_allows_only_rounding(old: str, new: str, same: bool) -> None:
     if same:
         assert_same(TEXT.replace(old, new), TEXT)
     else:
@@ -35,7 +35,7 @@ def test_numbers_may_differ_by_rounding_and_nothing_else(old: str, new: str, sam
             assert_same(TEXT.replace(old, new), TEXT)
 
 
-def test_every_committed_archive_is_as_it_was_bound() -> None:
+def test_committed_archives_match_their_checksums() -> None:
     bound = sorted(RESULTS.glob(f"*/data/*/{archive.CHECKSUMS}"))
     assert {path.parts[-4] for path in bound} == {"reference", "ruler", "trainers"}
     changed = [

@@ -11,7 +11,7 @@ GROUPS = [group for group in conf.groups() if group != "experiment"]
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_config_is_what_hydra_composes(group: str) -> None:
+def test_config_matches_hydras_composition(group: str) -> None:
     with overrides.composing():
         for name in conf.names(group):
             if conf.text(group, name).startswith("# @package _global_"):
@@ -21,7 +21,7 @@ def test_a_config_is_what_hydra_composes(group: str) -> None:
 
 
 @pytest.mark.parametrize("group", conf.groups())
-def test_a_name_is_in_one_place_and_its_text_begins_with_a_comment(group: str) -> None:
+def test_names_are_unique_and_texts_begin_with_a_comment(group: str) -> None:
     assert len(set(conf.names(group))) == len(conf.names(group))
     for name in conf.names(group):
         first, *_, last = conf.text(group, name).splitlines()
@@ -29,14 +29,14 @@ def test_a_name_is_in_one_place_and_its_text_begins_with_a_comment(group: str) -
         assert last, name
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_unknown_name_error_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="unknown engine 'fp4'; choose from bf16, exact, fp8, "):
         conf.text("engine", "fp4")
     with pytest.raises(ValueError, match="unknown model '_micro'; choose from deep, "):
         conf.read("model", "_micro")
 
 
-def test_who_changes_what_was_read_changes_no_config() -> None:
+def test_changing_a_returned_config_does_not_change_the_source() -> None:
     for name in ("rspo_grpo", "grpo"):  # a row and a file
         before = conf.read("algorithm", name)
         changed = conf.read("algorithm", name)

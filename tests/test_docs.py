@@ -60,7 +60,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     broken = []
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if link.startswith(("http://", "https://")):
@@ -78,7 +78,7 @@ def test_the_index_has_every_page_once() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_and_module_that_a_page_names_exists(page: Path) -> None:
+def test_files_and_modules_named_in_the_docs_exist(page: Path) -> None:
     text = page.read_text()
     folders = "bench|models|algorithms|integrations|tests|conf|examples"
     files = set(re.findall(rf"(?<![\w/.<])(?:{folders})/[\w/@.<>-]+\.\w+", text)) - USERS
@@ -94,7 +94,7 @@ def test_every_file_and_module_that_a_page_names_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
+def test_make_targets_named_in_the_docs_exist(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = page.read_text()
     assert set(re.findall(r"`make ([\w-]+)", text)) | set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)) <= targets
@@ -108,7 +108,7 @@ def assert_composes(overrides: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/commands.md", "docs/your_algorithm.md"])
-def test_every_command_exists_and_has_its_flags(
+def test_commands_in_the_docs_exist_with_their_flags(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def shown(*words: str) -> str:
@@ -130,7 +130,7 @@ def test_every_command_exists_and_has_its_flags(
             assert_composes(overrides)
 
 
-def test_commands_within_a_sentence_are_understood() -> None:
+def test_inline_commands_are_parsed() -> None:
     found = {line for page in PAGES for line in re.findall(r"`steadymoe run ([^`]+=[^`]+)`", prose(page))}
     lines = [line.split() for line in found if not set(line) & {"…", "<"} and "--" not in line]
     assert len(lines) >= 2
@@ -138,7 +138,7 @@ def test_commands_within_a_sentence_are_understood() -> None:
         assert_composes([word for word in words if not word.startswith("-")])
 
 
-def test_the_own_loss_of_the_tutorial_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_of_the_tutorial_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ["my_losses.py", "conf/algorithm/half_clipped.yaml", "my_metrics.py"]
     files = tutorial()  # the others run in test_cli.py and tests/report
     assert list(files)[:3] == ours
@@ -165,7 +165,7 @@ def test_the_readme_names_every_reconstruction() -> None:
     assert all(f"`{name}`" in limits for name in names() if provenance(name) == "reconstruction")
 
 
-def test_the_table_of_figures_has_every_figure_and_its_experiment() -> None:
+def test_figure_table_lists_every_figure_and_experiment() -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     rows = re.findall(r"^\| .+ \| `(\w+)`, `(\w+)` \| `(\w+)` \|$", page, re.MULTILINE)
     assert sorted(rows) == sorted((each.id, each.name, each.experiment) for each in FIGURES.values())
@@ -178,11 +178,11 @@ def test_the_table_of_figures_has_every_figure_and_its_experiment() -> None:
         ("metrics.md", generate.columns_section),
     ],
 )
-def test_a_generated_page_or_section_is_fresh(page: str, generated: Callable[[], str]) -> None:
+def test_generated_pages_are_up_to_date(page: str, generated: Callable[[], str]) -> None:
     assert (ROOT / "docs" / page).read_text().endswith(generated())
 
 
-def test_every_config_group_is_on_the_page_of_choices() -> None:
+def test_every_config_group_is_documented() -> None:
     assert {"algorithm", *generate._GROUPS} == set(conf.groups())
 
 

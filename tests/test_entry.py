@@ -7,7 +7,7 @@ from pathlib import Path
 TRACER = Path(__file__).with_name("tracer.py")
 
 
-def test_few_files_and_lines_run_before_the_trainer_exists(tmp_path: Path) -> None:
+def test_startup_runs_few_files_and_lines(tmp_path: Path) -> None:
     said = subprocess.run([sys.executable, TRACER, tmp_path], capture_output=True, text=True, check=True).stdout
     files, _, lines, _ = said.splitlines()[-1].split()
     assert 20 < int(files) <= 35

@@ -53,7 +53,7 @@ def test_the_first_update_of_a_rollout_is_on_policy_and_later_ones_are_not(train
         assert max(row["expert_change_rate"] for row in rows if row["step"] == step) > 0
 
 
-def test_the_loss_is_gspos(trained) -> None:
+def test_loss_is_gspo(trained) -> None:
     rows, seen, _ = trained
     for row, (batch, output) in zip(rows, seen, strict=True):
         assert row["loss"] == load("gspo")(batch).loss.item()
@@ -84,7 +84,7 @@ def test_each_response_has_the_advantage_of_its_own_group(trained) -> None:
         assert found_B.any()
 
 
-def test_equal_seeds_give_equal_numbers_and_other_seeds_others(trained) -> None:
+def test_seed_determines_the_numbers(trained) -> None:
     rows, *_ = trained
     assert list(minimal_loop.train(**SHORT)) == rows
     assert list(minimal_loop.train(seed=1, steps=1, warm_up_updates=SHORT["warm_up_updates"])) != rows[:4]

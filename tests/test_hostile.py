@@ -50,7 +50,7 @@ def hostile(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_report_of_hostile_names_shows_them_letter_by_letter(hostile: Path, ran: Said) -> None:
+def test_report_shows_hostile_names_literally(hostile: Path, ran: Said) -> None:
     said = ran("report", "--results", str(hostile), "--format", "svg")
     assert all(letter.isprintable() or letter == "\n" for letter in said)
     page = (hostile / "report.html").read_text()
@@ -64,7 +64,7 @@ def test_a_report_of_hostile_names_shows_them_letter_by_letter(hostile: Path, ra
     assert any(text.visible(NAMES["gspo"]) in name for name in numbers["series"])  # with no backslash of ours
 
 
-def test_status_shows_what_does_not_print_as_python_writes_it(hostile: Path) -> None:
+def test_status_escapes_unprintable_characters(hostile: Path) -> None:
     for path in hostile.glob("**/run.json"):
         facts = json.loads(path.read_text())
         path.write_text(json.dumps(facts | {"status": "failed", "error": f"Traceback\nError: {NAMES['gspo'][8:]}"}))
@@ -74,7 +74,7 @@ def test_status_shows_what_does_not_print_as_python_writes_it(hostile: Path) -> 
 
 
 @pytest.mark.parametrize("name", [*NAMES.values(), "[x", "*x"])
-def test_a_cell_of_a_table_is_one_cell_in_markdown_and_in_latex(name: str) -> None:
+def test_cell_stays_one_cell_in_markdown_and_latex(name: str) -> None:
     name = name.replace("\ud800", "")  # no table of pandas holds half a character
     table = pd.DataFrame({f"head {name}": [name, "plain"], "n": [1.0, 2.0]})
     shown = write.to_markdown(table).splitlines()
@@ -89,7 +89,7 @@ def test_a_cell_of_a_table_is_one_cell_in_markdown_and_in_latex(name: str) -> No
     assert all(letter.isprintable() for letter in first)
 
 
-def test_dollars_in_names_are_drawn_and_written_as_they_are() -> None:
+def test_dollars_in_names_are_shown_literally() -> None:
     table = pd.DataFrame({"arm": ["$a$", r"\$b", "c", None], "n": [1, 2, 3, 4]})
     drawn = text.without_mathematics(table)
     assert drawn["arm"].tolist()[:3] == [r"\$a\$", r"\\$b", "c"]
@@ -101,7 +101,7 @@ def test_dollars_in_names_are_drawn_and_written_as_they_are() -> None:
     assert text.without_mathematics(category)["arm"].tolist() == drawn["arm"].tolist()[:3]
 
 
-def test_markup_in_a_path_or_a_label_is_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
+def test_markup_in_a_path_or_label_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     words = ["run", *SMALL, "steps=1", f"results_dir='{tmp_path}/[/bold]'"]
     assert "/[/bold]'" in ran(*words)  # the next command, which a shell can read
     (made,) = compose.plan(words[1:])
@@ -112,7 +112,7 @@ def test_markup_in_a_path_or_a_label_is_no_markup(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("verb", [[], ["--export", "csv"], ["--keep", "kept"], ["--figure", "fig02"]])
-def test_an_experiment_is_one_of_those_that_are_there(
+def test_experiment_must_be_an_existing_one(
     verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     shutil.copytree(RECORDED / "runs" / "small", tmp_path / "x" / "runs" / "small")
@@ -125,7 +125,7 @@ def test_an_experiment_is_one_of_those_that_are_there(
         assert sorted(tmp_path.glob("**/*")) == before
 
 
-def test_a_run_whose_folder_would_be_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_a_folder_outside_results_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overrides, "is_name", lambda _: True)  # whatever else may fail
     for words in (["algorithm=../algorithm/grpo"], ["model=../model/flat"]):
         with pytest.raises(compose.ConfigError, match="is not a folder below"):
@@ -135,7 +135,7 @@ def test_a_run_whose_folder_would_be_elsewhere_is_refused(monkeypatch: pytest.Mo
 PROGRAM = [sys.executable, "-m", "steadymoe.bench.cli"]
 
 
-def test_a_reader_that_has_gone_ends_a_command_without_a_word(tmp_path: Path) -> None:
+def test_closed_pipe_ends_a_command_silently(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as | head has by the second line
     done = subprocess.run([*PROGRAM, "report", "--list"], cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE)
@@ -143,7 +143,7 @@ def test_a_reader_that_has_gone_ends_a_command_without_a_word(tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_command_whose_streams_are_closed_does_its_work(tmp_path: Path) -> None:
+def test_command_works_with_closed_streams(tmp_path: Path) -> None:
     results = tmp_path / "results"
     shutil.copytree(RECORDED, results)
     words = [*PROGRAM, "report", "--results", str(results), "--export", "csv"]
@@ -160,16 +160,14 @@ def test_a_command_whose_streams_are_closed_does_its_work(tmp_path: Path) -> Non
         ({"PYTHONIOENCODING": "ascii"}, 0, b""),
     ],
 )
-def test_a_locale_without_utf_8_is_refused_and_a_terminal_without_it_is_not(
-    locale: dict[str, str], code: int, said: bytes
-) -> None:
+def test_non_utf_8_locale_is_refused_but_not_a_terminal(locale: dict[str, str], code: int, said: bytes) -> None:
     words = [*PROGRAM, "seeds", "--help"]  # with an ellipsis
     done = subprocess.run(words, env=os.environ | locale, capture_output=True, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (code, int(code > 0))
     assert said in done.stderr
 
 
-def test_ctrl_c_ends_processes_at_once_and_without_tracebacks_of_theirs(tmp_path: Path) -> None:
+def test_ctrl_c_ends_processes_at_once_without_tracebacks(tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text(
         "import signal\nimport time\nfrom pathlib import Path\n"
@@ -242,7 +240,7 @@ ABSENT = object()
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_no_value_in_a_run_file_ends_status_or_report(results: Path) -> None:
+def test_odd_values_in_run_json_do_not_crash_status_or_report(results: Path) -> None:
     path = one_run(results) / "run.json"
     facts = json.loads(path.read_text())
     deep = functools.reduce(lambda inner, _: {"a": inner}, range(600), {})
@@ -277,7 +275,7 @@ def test_no_value_in_a_run_file_ends_status_or_report(results: Path) -> None:
         (("wall_seconds",), math.nan),
     ],
 )
-def test_an_odd_run_file_is_damage_by_name(place: tuple[str, ...], value: Any, results: Path) -> None:
+def test_odd_run_json_is_reported_as_damaged(place: tuple[str, ...], value: Any, results: Path) -> None:
     path = one_run(results) / "run.json"
     path.write_text(json.dumps(with_value(json.loads(path.read_text()), place, value)))
     (line,) = report_page.left_out(results)
@@ -309,7 +307,7 @@ def changed(table: pd.DataFrame, name: str, what: str) -> pd.DataFrame:
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", ["steps", "evaluations", "updates"])
-def test_no_column_of_a_table_ends_a_report(name: str, results: Path) -> None:
+def test_odd_columns_do_not_crash_a_report(name: str, results: Path) -> None:
     folder = one_run(results)
     table = pd.read_parquet(folder / f"{name}.parquet")
     kinds = ["absent", "text", "infinite", "missing", "huge", "lists", "equal"]
@@ -331,7 +329,7 @@ def test_no_column_of_a_table_ends_a_report(name: str, results: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["runs", "steps", "histograms", "evaluations"])
-def test_no_column_of_an_archive_ends_in_a_traceback(name: str, small: Path, tmp_path: Path) -> None:
+def test_odd_archive_columns_do_not_raise_a_traceback(name: str, small: Path, tmp_path: Path) -> None:
     report_page.keep(small, "small", tmp_path)
     path = tmp_path / "data" / "small" / f"{name}.parquet"
     table = pd.read_parquet(path)
@@ -373,9 +371,7 @@ READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../p
 
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("file", READ)
-def test_nothing_but_a_regular_file_is_read(
-    file: str, made: str, results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_regular_files_are_read(file: str, made: str, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = one_run(results)
     if file == ".lock":  # looked at for a run that says it runs
         facts = json.loads((folder / "run.json").read_text())
@@ -398,7 +394,7 @@ def test_nothing_but_a_regular_file_is_read(
 @pytest.mark.parametrize(
     "name", ["report.html", "tables", "figures", "tables/small-summary.csv", "figures/small-overview.svg", "runs"]
 )
-def test_a_report_writes_through_no_link(name: str, results: Path, tmp_path: Path, refused: Said) -> None:
+def test_report_does_not_write_through_links(name: str, results: Path, tmp_path: Path, refused: Said) -> None:
     target = tmp_path / "mine"
     target.mkdir()
     (target / "file").write_text("mine")
@@ -415,7 +411,7 @@ def test_a_report_writes_through_no_link(name: str, results: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("verb", [["--keep", "kept"], ["--export", "csv"]])
-def test_archives_and_exports_write_through_no_link(
+def test_archives_and_exports_do_not_write_through_links(
     verb: list[str], results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -428,14 +424,14 @@ def test_archives_and_exports_write_through_no_link(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_results_folder_that_the_user_names_may_be_a_link(results: Path) -> None:
+def test_named_results_folder_may_be_a_link(results: Path) -> None:
     results.with_name("link").symlink_to(results)
     report_page.make(results.with_name("link"), formats=["svg"])
     assert (results / "report.html").is_file()
 
 
 @pytest.mark.parametrize("name", ["runs", "runs/default", "runs/default/grpo"])
-def test_a_run_is_recorded_through_no_link(name: str, tmp_path: Path) -> None:
+def test_run_is_not_recorded_through_links(name: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "results" / name).parent.mkdir(parents=True)
     (tmp_path / "results" / name).symlink_to(tmp_path / "mine")
@@ -459,14 +455,14 @@ def test_a_run_is_recorded_through_no_link(name: str, tmp_path: Path) -> None:
         ("steadymoe run 'algorithm=", False),
     ],
 )
-def test_a_command_of_another_folder_is_shown_as_data(
+def test_command_from_another_folder_is_quoted(
     command: str, is_ours: bool, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = one_run(results) / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "command": command}))
     monkeypatch.chdir(results.parent)
-    (line,) = (line for line in status.lines(Path("results")) if "again" in line and "--redo" not in line)
-    assert (line == f"    again: {command}") == is_ours
+    (line,) = (line for line in status.lines(Path("results")) if "rerun" in line and "--redo" not in line)
+    assert (line == f"    rerun: {command}") == is_ours
     if not is_ours:  # one word of a shell, whose paste does nothing
         assert shlex.split(line.partition("run it: ")[2]) == [command]
 
@@ -474,7 +470,7 @@ def test_a_command_of_another_folder_is_shown_as_data(
 # Files that numbers rest on
 
 
-def test_a_copy_of_a_run_is_no_further_seed(results: Path) -> None:
+def test_copied_run_is_not_another_seed(results: Path) -> None:
     original, before = one_run(results), archive.runs(results, "small")
     copies = [original.parent / "seed=3", original.parent.parent / "a", original.parents[4] / "0"]
     for copy in copies:
@@ -488,7 +484,7 @@ def test_a_copy_of_a_run_is_no_further_seed(results: Path) -> None:
     assert told.count("you can remove it") == 3
 
 
-def test_tables_of_two_editions_are_no_archive(results: Path, tmp_path: Path) -> None:
+def test_archive_with_mixed_editions_is_refused(results: Path, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     report_page.keep(results, "small", old)
     shutil.rmtree(one_run(results))
@@ -497,12 +493,12 @@ def test_tables_of_two_editions_are_no_archive(results: Path, tmp_path: Path) ->
         mixed = tmp_path / name
         shutil.copytree(new, mixed)
         shutil.copy(old / "data" / "small" / f"{name}.parquet", mixed / "data" / "small")
-        with pytest.raises(Damaged, match=rf"{name}.parquet is not as it was archived"):
+        with pytest.raises(Damaged, match=rf"{name}.parquet does not match"):
             archive.load(mixed, "small")
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_damaged_archive_is_left_out_by_name(small: Path, tmp_path: Path, refused: Said) -> None:
+def test_damaged_archive_is_skipped_and_named(small: Path, tmp_path: Path, refused: Said) -> None:
     report_page.keep(small, "small", tmp_path)
     shutil.copytree(tmp_path / "data" / "small", tmp_path / "data" / "other")
     (tmp_path / "data" / "other" / "steps.parquet").write_text("no table")
@@ -512,7 +508,7 @@ def test_a_damaged_archive_is_left_out_by_name(small: Path, tmp_path: Path, refu
     assert (tmp_path / "tables" / "small-summary.csv").exists()
     for words in ([], ["--figure", "fig02"]):
         said = refused("report", *words, "--results", str(tmp_path), "--experiment", "other")
-        assert "steps.parquet is not as it was archived" in said
+        assert "steps.parquet does not match" in said
 
 
 @pytest.mark.parametrize(
@@ -524,6 +520,6 @@ def test_a_damaged_archive_is_left_out_by_name(small: Path, tmp_path: Path, refu
         ("&lt; ~~x~~", r"\&lt; \~\~x\~\~"),
     ],
 )
-def test_a_text_in_a_cell_is_no_picture_link_or_emphasis(name: str, shown: str) -> None:
+def test_text_in_a_cell_is_not_rendered_as_markdown(name: str, shown: str) -> None:
     line = write.to_markdown(pd.DataFrame({"paper": [name]})).splitlines()[-1]
     assert shown in line

@@ -137,12 +137,12 @@ def test_planted_ratios_are_found_in_every_family_and_layout(name: str, task: Ch
         ("mlp.experts.gate_up_proj", (8, 0, 64), None),
     ],
 )
-def test_a_name_and_a_shape_decide_what_a_tensor_is(path: str, shape: tuple[int, ...], role: str | None) -> None:
+def test_role_follows_from_name_and_shape(path: str, shape: tuple[int, ...], role: str | None) -> None:
     assert role_of(path, shape, frozenset({8})) == role
 
 
 @pytest.mark.parametrize("shape", [(8, 48), (48, 8), (32, 32)])
-def test_the_rules_are_the_steps_of_torchs_optimizers(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_rules_match_the_steps_of_torchs_optimizers(shape: tuple[int, int], tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     weight, gradient = (torch.randn(shape, generator=generator) for _ in range(2))
     save_file({"layers.0.mlp.gate.weight": weight, "layers.0.experts.0.w": weight.clone()}, tmp_path / FILE)
@@ -191,7 +191,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "moe"
 
 
-def test_the_last_line_is_the_sentence_and_json_has_its_number(checkpoint: Path, ran: Said) -> None:
+def test_last_line_and_json_have_the_same_number(checkpoint: Path, ran: Said) -> None:
     before = sorted(checkpoint.parent.rglob("*"))
     *_, last = ran("inspect", str(checkpoint)).splitlines()
     assert last.startswith("Your routers step 6 times as far as the other weights")
@@ -204,7 +204,7 @@ def test_the_last_line_is_the_sentence_and_json_has_its_number(checkpoint: Path,
     assert sorted(checkpoint.parent.rglob("*")) == before
 
 
-def test_reading_in_pieces_changes_no_number(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_in_pieces_does_not_change_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = load_file(checkpoint / FILE)
     save_file({key: torch.randn(value.shape) for key, value in tensors.items()}, checkpoint / FILE)
     whole = inspect(checkpoint, 1e-6)
@@ -214,7 +214,7 @@ def test_reading_in_pieces_changes_no_number(checkpoint: Path, monkeypatch: pyte
         assert one["rms"] == pytest.approx(other["rms"], rel=1e-12)
 
 
-def test_a_name_is_shown_letter_by_letter(checkpoint: Path, ran: Said) -> None:
+def test_name_is_printed_literally(checkpoint: Path, ran: Said) -> None:
     tensors = load_file(checkpoint / FILE)
     save_file({f"\x1b[31m{key}": value for key, value in tensors.items()}, checkpoint / FILE)
     said = ran("inspect", str(checkpoint))
@@ -260,9 +260,9 @@ def filled(part: str, value: float, dtype: torch.dtype = torch.float32) -> Calla
     ("spoil", "message"),
     [
         (shutil.rmtree, "is not a folder"),
-        (pickled, "pytorch_model.bin is a pickle, which is not read"),
+        (pickled, "pytorch_model.bin is a pickle, and pickles are not read"),
         (lambda folder: (folder / FILE).unlink(), f"has neither {FILE} nor {INDEX}"),
-        (lambda folder: os.truncate(folder / FILE, (folder / FILE).stat().st_size - 8), "not a whole safetensors file"),
+        (lambda folder: os.truncate(folder / FILE, (folder / FILE).stat().st_size - 8), "not a valid safetensors file"),
         (linked, "is a link, and links are not followed: copy the folder with cp -rL"),
         (lambda folder: ((folder / FILE).unlink(), os.mkfifo(folder / FILE)), "is not a regular file"),
         (lambda folder: shard(folder, x="model-2.safetensors"), "lacks model-2.safetensors, one of 2 files"),
@@ -273,7 +273,7 @@ def filled(part: str, value: float, dtype: torch.dtype = torch.float32) -> Calla
         (lambda folder: (shard(folder), (folder / INDEX).write_text('{"weight_map": [1]}')), "is not an index"),
         (lambda folder: (shard(folder), (folder / INDEX).write_text('{"weight_map": {}}')), "got none"),
         (lambda folder: edit(folder, without("mlp.experts")), "no layer has a router and experts: the model is dense"),
-        (lambda folder: edit(folder, without("1.mlp.gate")), "model.layers.1 has experts, and no router"),
+        (lambda folder: edit(folder, without("1.mlp.gate")), "model.layers.1 has experts, but no router"),
         (lambda folder: edit(folder, filled("2.mlp.gate", 0.0)), "model.layers.2 (router) are all zero"),
         (lambda folder: edit(folder, filled("1.up_proj", math.nan)), "model.layers.1 (experts) are all zero or not"),
         (
@@ -282,7 +282,7 @@ def filled(part: str, value: float, dtype: torch.dtype = torch.float32) -> Calla
         ),
     ],
 )
-def test_what_is_no_moe_checkpoint_is_answered_in_one_line(
+def test_non_moe_checkpoint_fails_in_one_line(
     spoil: Callable[[Path], None], message: str, checkpoint: Path, refused: Said
 ) -> None:
     spoil(checkpoint)
@@ -291,12 +291,12 @@ def test_what_is_no_moe_checkpoint_is_answered_in_one_line(
     assert sorted(checkpoint.parent.rglob("*")) == before
 
 
-def test_the_folder_itself_may_be_a_link(checkpoint: Path) -> None:
+def test_checkpoint_folder_may_be_a_link(checkpoint: Path) -> None:
     shard(checkpoint)
     (checkpoint.parent / "link").symlink_to(checkpoint)
     assert inspect(checkpoint.parent / "link", 1e-6)["router_over_others"]["AdamW"] == pytest.approx(6)
 
 
 @pytest.mark.parametrize("rate", ["0", "nan", "2", "fast"])
-def test_a_rate_must_be_one(rate: str, checkpoint: Path, refused: Said) -> None:
+def test_invalid_rate_is_refused(rate: str, checkpoint: Path, refused: Said) -> None:
     refused("inspect", str(checkpoint), f"--rate={rate}")

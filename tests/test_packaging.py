@@ -10,7 +10,7 @@ from pathlib import Path
 from builds import PACKAGES, ROOT
 
 
-def test_the_list_of_packages_is_the_tree() -> None:
+def test_package_list_matches_the_tree() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = {path.parent.relative_to(ROOT) for name in PACKAGES[:3] for path in (ROOT / name).rglob("*.py")}
     assert set(listed) == {"steadymoe.conf", *("steadymoe." + ".".join(folder.parts) for folder in folders)}
@@ -29,7 +29,7 @@ def test_the_wheel_holds_every_module_config_and_template(wheel: Path) -> None:
     assert not [name for name in held if name.split("/")[0] in PACKAGES]  # no bare `models` beside others' packages
 
 
-def test_the_command_composes_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheel_composes_configs(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
@@ -43,7 +43,7 @@ def test_the_command_composes_from_the_wheel(wheel: Path, tmp_path: Path) -> Non
     assert runs == "9"
 
 
-def test_every_python_file_that_the_makefile_names_is_there() -> None:
+def test_python_files_named_in_the_makefile_exist() -> None:
     command = ["make", "-n", "-C", ROOT, "check", "gpu"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     named = set(re.findall(r"(?<![\w/.-])(?:tests|study|integrations)/[\w/]+\.py\b", shown))

@@ -45,9 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     return folder, names
 
 
-def test_the_script_of_the_page_trains_reads_and_draws(
-    done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_script_trains_reads_and_draws(done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, names = done
     monkeypatch.chdir(folder)
     runs, steps = names["tables"]["runs"], names["tables"]["steps"]
@@ -76,7 +74,7 @@ def test_the_script_of_the_page_trains_reads_and_draws(
     assert {series.partition(",")[0] for series in chosen} == {"gspo"}
 
 
-def test_a_run_that_has_ended_is_left_as_it_is(done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_run_is_left_unchanged(done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(done[0])
     planned = done[1]["planned"]
     before = (planned.folder / "run.json").read_bytes()
@@ -87,11 +85,11 @@ def test_a_run_that_has_ended_is_left_as_it_is(done: tuple[Path, dict], monkeypa
 @pytest.mark.parametrize(
     "words", [["algorithm=gspo", "seed=3"], ["algorithm=gspo,grpo", "seed=0,1"], ["experiment=quickstart", "seed=4"]]
 )
-def test_a_plan_is_what_the_command_line_plans(words: list[str]) -> None:
+def test_plan_matches_the_command_line(words: list[str]) -> None:
     assert bench.plan(*words) == compose.plan(words, multirun=any("," in word for word in words))
 
 
-def test_what_cannot_be_done_is_told(done: tuple[Path, dict], tmp_path: Path) -> None:
+def test_invalid_calls_raise_clear_errors(done: tuple[Path, dict], tmp_path: Path) -> None:
     tables = done[1]["tables"]
     with pytest.raises(ConfigError, match="there is no algorithm 'gpso'"):
         bench.plan("algorithm=gpso")
@@ -107,7 +105,7 @@ def test_what_cannot_be_done_is_told(done: tuple[Path, dict], tmp_path: Path) ->
         bench.figure("fig03", tables)
 
 
-def test_importing_the_package_and_the_command_line_is_cheap() -> None:
+def test_importing_the_package_and_cli_is_cheap() -> None:
     code = (
         "import sys; from steadymoe.bench import figure, plan, results, run; print(*sys.modules); "
         "import steadymoe.bench.cli; print(*sys.modules)"
@@ -138,5 +136,5 @@ def test_commands_that_train_nothing_do_not_import_torch(command: str, tmp_path:
         assert not {"pandas", "pyarrow", "hydra", "numpy"} & set(modules)
 
 
-def test_the_schema_knows_every_implementation_of_experts() -> None:
+def test_schema_lists_every_experts_implementation() -> None:
     assert schema.EXPERTS == build.EXPERTS

@@ -44,7 +44,7 @@ def room_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("room", sorted(LEFT_OF))
-def test_a_folder_imports_only_what_stands_left_of_it(room: str) -> None:
+def test_folder_imports_only_from_folders_to_its_left(room: str) -> None:
     place = ROOT / room if room in AT_THE_ROOT else BENCH / room
     files = [BENCH / f"{room}.py"] if room in ONE_FILE else sorted(place.rglob("*.py"))
     assert files
@@ -68,7 +68,7 @@ def test_every_folder_has_a_place_in_the_order() -> None:
     assert {path.parent.name for path in BENCH.glob("*/__init__.py")} == set(LEFT_OF) - {*AT_THE_ROOT, *ONE_FILE}
 
 
-def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() -> None:
+def test_python_api_comes_last_and_imports_lazily() -> None:
     assert {path.name for path in BENCH.glob("*.py")} == {"__init__.py", *(f"{room}.py" for room in ONE_FILE)}
     top = BENCH / "__init__.py"
     assert {room_of(name) for name in imported(top)} <= set(LEFT_OF)
@@ -77,12 +77,12 @@ def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() ->
     assert all(isinstance(node, ast.ImportFrom) for node in at_once)
 
 
-def test_the_losses_in_verl_import_only_what_the_losses_alone_hold() -> None:
+def test_verl_losses_import_only_the_standalone_losses() -> None:
     names = {name for path in (ROOT / "integrations" / "verl").glob("*.py") for name in imported(path)}
     assert all(name.startswith(("steadymoe.algorithms.", "steadymoe.integrations.verl.")) for name in names)
 
 
-def test_no_test_imports_a_test() -> None:
+def test_tests_do_not_import_tests() -> None:
     files = [
         path for folder in ("tests", "study/tests", "integrations/tests") for path in (ROOT / folder).rglob("*.py")
     ]

@@ -65,7 +65,7 @@ def test_status_reads_each_file_once_and_looks_for_shared_code_once(results: dic
     assert many["opened"] - few["opened"] <= 6 * (MANY - FEW)  # run.json and five tables
 
 
-def test_code_that_changes_is_seen_by_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_command_sees_changed_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEADYMOE_PATH", str(tmp_path))
     config = {"algorithm": {"loss": {"_target_": "own_loss.Own"}}}
     hashes = []
@@ -93,7 +93,7 @@ def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: C
     assert counted[0]["_paces"] == 1
 
 
-def test_labels_of_paths_take_one_look_at_each_path(calls: Calls) -> None:
+def test_path_labels_look_at_each_path_once(calls: Calls) -> None:
     calls.of(identity, "_tail")
     counts = []
     for n in (10, 100):
@@ -120,9 +120,7 @@ def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypa
     assert text["value"].astype(float).tolist() == whole["value"].tolist()
 
 
-def test_a_report_looks_for_each_number_once_whatever_the_number_of_arms(
-    results: dict[int, Path], calls: Calls
-) -> None:
+def test_report_reads_each_number_once_for_any_number_of_arms(results: dict[int, Path], calls: Calls) -> None:
     loaded = {n: archive.load(results[n], "many") for n in (FEW, MANY)}
     calls.of(tables, "run_numbers")
     calls.of(pd.DataFrame, "query")

@@ -77,7 +77,7 @@ def load(results: Path, experiment: str) -> Archive:
     tables.refuse_lacking(rows, place / _TABLE, [*COLUMNS, *ADDED])
     facts = _read(place / _PROVENANCE, {"unfinished": list, "audits": list, "checksum": str})
     if record.checksum(place / _TABLE) != facts["checksum"]:
-        raise Damaged(f"{place / _TABLE} is damaged, or of another edition than {_PROVENANCE}; archive it again")
+        raise Damaged(f"{place / _TABLE} is damaged, or does not belong to {_PROVENANCE}; archive it again")
     unfinished = [visible(str(line)) for line in facts["unfinished"]]
     return Archive(all_visible(tables.with_gain(rows)), unfinished, facts["audits"])
 
@@ -132,14 +132,14 @@ def _facts(folder: Path) -> dict[str, Any]:
     facts = _read(folder / "audit.json", _FIELDS)
     has_names = all(isinstance(lifecycle.at(arm, "algorithm"), str) for arm in facts["arms"].values())
     if not has_names or not all(isinstance(loss, dict) for loss in facts["losses"].values()):
-        raise Damaged(f"{folder / 'audit.json'} has no proper losses")
+        raise Damaged(f"{folder / 'audit.json'} has no valid losses")
     return facts
 
 
 def _read(path: Path, fields: lifecycle.Fields) -> dict[str, Any]:
     """Return facts. Raises Damaged without them, or without all ``fields``."""
     if (facts := lifecycle.read(path, fields)) is None:
-        raise Damaged(f"there is no {path}, which says what made the audits")
+        raise Damaged(f"{path} is missing; it records how the audits were made")
     return facts
 
 
@@ -175,7 +175,7 @@ def _losses(every: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> pd.D
     for facts, folder in zip(every, folders, strict=True):
         for label, arm in facts["arms"].items():
             if arms.setdefault(label, arm) != arm:
-                raise Damaged(f"{folder}: {label!r} is another loss than in {folders[0]}; give them different labels")
+                raise Damaged(f"{folder}: {label!r} is a different loss in {folders[0]}; give them different labels")
             is_band = set(arm) <= {"algorithm", *(f"algorithm.loss.{name}" for name in _BAND)}
             loss = facts["losses"].get(label, {}) if is_band else {}
             numbers = {name: _number(loss.get(name)) for name in _BAND}

@@ -22,7 +22,7 @@ Takes the overrides of `steadymoe run`, except the algorithm; several values mak
 _REPORT = """Write tables and figures of an experiment's audits, over checkpoints, to <results>/tables and /figures.
 
   steadymoe audit report --experiment audit --losses grpo,gspo --against gspo --drift 16
-  steadymoe audit report --experiment audit --keep archive    archive the data, and draw nothing"""
+  steadymoe audit report --experiment audit --keep archive    only archive the data"""
 _MODES = {
     "report": {"experiment", "results", "losses", "against", "drift", "format", *paper.OPTIONS},
     "keep": {"experiment", "results", "keep"},
@@ -68,7 +68,7 @@ def _report_parser() -> Parser:
     parser.add_argument("--drift", type=int, metavar="K", help="the largest k to show (default: the largest)")
     parser.add_argument("--format", default="png,svg,pdf", metavar="A,B", help="some of png,svg,pdf (default: all)")
     paper.add_options(parser)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data in this folder, and draw nothing")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="only archive the data, in this folder")
     return parser
 
 
@@ -93,7 +93,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         for number, audit in enumerate(planned, start=1):
             audit.make(partial(_log, begun, f"audit {number}/{len(planned)}"), arguments.redo)
     except Timeout:
-        return _failed(f"another process is making {audit.folder}")
+        return _failed(f"another process is writing {audit.folder}")
     except (ColdStartError, FloatingPointError, ValueError, OSError) as error:
         return _failed(error)
     except KeyboardInterrupt:

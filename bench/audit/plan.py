@@ -102,8 +102,8 @@ def plan(overrides: Sequence[str]) -> list[PlannedAudit]:
     for word in overrides:
         if key_of(word).partition(".")[0] in ("algorithm", "advantage"):
             raise ConfigError(
-                f"{word}: an audit takes many algorithms at once: audit.algorithms=[grpo,gspo], and audit.arms for "
-                "other numbers"
+                f"{word}: an audit compares many algorithms; use audit.algorithms=[grpo,gspo], or audit.arms for "
+                "other settings"
             )
     runs = compose.plan([*overrides, f"algorithm={NEUTRAL}"], multirun=True)
     for run in runs:
@@ -141,29 +141,29 @@ def _check(run: Run) -> None:
     config, audit = run.config, run.config.audit
     has_experts = fits.has_experts(config.model)
     refusals = {
-        f"routing={run.choices['routing']}: an audit replays routes by audit.routing=[free,r2]": (
+        f"routing={run.choices['routing']}: an audit sets replay by audit.routing=[free,r2]": (
             run.choices["routing"] != "off"
         ),
-        "engine=stale: an audit has one set of weights that samples; audit.drift makes it stale": (
+        "engine=stale: an audit samples with one set of weights; use audit.drift for staleness": (
             run.choices["engine"] == "stale"
         ),
-        "an audit takes gradients of losses alone; leave routing.aux_loss, z_loss and bias_speed at 0": (
+        "an audit measures only gradients of losses; leave routing.aux_loss, z_loss and bias_speed at 0": (
             config.routing.aux_loss or config.routing.z_loss or config.routing.bias_speed
         ),
-        "an audit takes a mini-batch in one forward; set microbatch=null, or make mini-batches smaller": (
+        "an audit feeds each mini-batch in one forward; set microbatch=null, or make mini-batches smaller": (
             config.microbatch is not None
         ),
         "an audit needs audit.algorithms, audit.arms or audit.clips=true": (
             not (audit.algorithms or audit.arms or audit.clips)
         ),
-        f"audit.drift must hold 0, the weights that sampled; got {list(audit.drift)}": 0 not in audit.drift,
-        f"audit.drift={list(audit.drift)}: the prompts of a rollout serve {config.updates_per_rollout} updates; raise "
-        "updates_per_rollout, or leave larger numbers out": max(audit.drift) > config.updates_per_rollout,
+        f"audit.drift must include 0, the weights that sampled; got {list(audit.drift)}": 0 not in audit.drift,
+        f"audit.drift={list(audit.drift)}: a rollout has prompts for {config.updates_per_rollout} updates only; raise "
+        "updates_per_rollout, or drop larger numbers": max(audit.drift) > config.updates_per_rollout,
         f"audit.groups ({audit.groups}) must divide audit.minibatches ({audit.minibatches})": (
             audit.minibatches % audit.groups
         ),
         f"audit.minibatches ({audit.minibatches}) must be at least twice audit.groups ({audit.groups}): a group of one "
-        "mini-batch has no noise of its own": audit.minibatches < 2 * audit.groups,
+        "mini-batch has no measurable noise": audit.minibatches < 2 * audit.groups,
         "this model is dense and has no routers to replay or to scale; use audit.routing=[free] and "
         "audit.router_scale=[1.0]": (not has_experts and (audit.routing != ("free",) or audit.router_scale != (1.0,))),
         "audit.routing: r3 replays the sampler's routes, which engine=exact shares with r2; use r2": (

@@ -44,7 +44,7 @@ def write(
     lost = rows[rows["quantity"] == NOT_FINITE].groupby(["loss", "k", "routing"], as_index=False).size()
     missing = audits.unfinished + [
         f"{row['loss']} has no finite gradient at k = {row['k']}, routing {row['routing']}, at {row['size']} "
-        "checkpoints: no estimate counts them"
+        "checkpoints, which estimates leave out"
         for row in lost.to_dict("records")
     ]
     ranking = tables.ranking(rows)

@@ -28,7 +28,7 @@ one line for each, with the reason if it fails. Writes nothing. Exit code 1 if a
 _EXAMPLES = """\
 examples:
   steadymoe check algorithm=gspo                                   a built-in loss
-  steadymoe check algorithm=gspo algorithm.loss.clip_high=1e-3     with another number than in its YAML
+  steadymoe check algorithm=gspo algorithm.loss.clip_high=1e-3     with a changed number
   STEADYMOE_PATH=~/mine steadymoe check algorithm=half_clipped     your own
 
 The properties: docs/commands.md#check; a loss of your own: docs/your_algorithm.md"""
@@ -134,7 +134,7 @@ def _field_faults(numbers: Mapping[str, Any], section: str) -> Iterator[str]:
     names, cls = _field_names(numbers), class_of(numbers).__name__
     for key, value in numbers.items():
         if key not in (*names, "_target_"):
-            yield f"the YAML has {section}.{key}, and {cls} has no such field: {meant(key, names)}"
+            yield f"the YAML has {section}.{key}, but {cls} has no such field: {meant(key, names)}"
         elif isinstance(value, Mapping):
             yield from _field_faults(value, f"{section}.{key}")
     if hidden := [f"{section}.{name}" for name in names if name not in numbers]:

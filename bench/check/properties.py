@@ -80,7 +80,7 @@ def shapes(loss: PolicyLoss) -> str:
         _, output = gradient(loss, batch)
         _check_shape("the loss", output.loss, ())
         if output.loss.dtype != dtype:
-            raise CheckFailed(f"from log-probabilities in {dtype} the loss is in {output.loss.dtype}")
+            raise CheckFailed(f"with log-probabilities in {dtype} the loss is in {output.loss.dtype}")
         if output.state.keys() != state.keys():
             before, after = (", ".join(sorted(names)) or "nothing" for names in (state, output.state))
             raise CheckFailed(f"the initial state has {before}, the next one has {after}")
@@ -105,7 +105,7 @@ def derivative(loss: PolicyLoss) -> str:
                 break
             slope, expected = differing[0]
             wrong = wrong or (
-                f"along a line, at log-ratios of {scale}, the loss has the slope {slope:.4g}, but its gradient gives "
+                f"at log-ratios of {scale} the slope of the loss along a line is {slope:.4g}, but its gradient gives "
                 f"{expected:.4g}"
             )
             if hold:
@@ -115,8 +115,8 @@ def derivative(loss: PolicyLoss) -> str:
     if "sg[" in _docstrings(loss):
         return "by finite differences the derivative of the loss with sg[…] held constant, as the docstring says"
     raise CheckFailed(
-        f"{wrong}; they agree if everything detached is held constant: if you mean this, write it as sg[…] in the "
-        "equation of the docstring"
+        f"{wrong}; they agree if detached values are held constant: if that is intended, write these as sg[…] in the "
+        "docstring's equation"
     )
 
 
@@ -213,7 +213,7 @@ def zero_advantage(loss: PolicyLoss) -> str:
     if not loss.traits.zero_advantage_is_free:
         return "not free, as the trait zero_advantage_is_free says" + ("" if fault else ", though it is free here")
     if fault:
-        raise CheckFailed(f"{fault}; if you mean this, set the trait zero_advantage_is_free to False")
+        raise CheckFailed(f"{fault}; if that is intended, set the trait zero_advantage_is_free to False")
     return "a response with advantage 0 has no gradient, and may be left out"
 
 
@@ -234,16 +234,16 @@ def policy_gradient(loss: PolicyLoss) -> str:
     stated = re.search(r"\bAt ratio 1\b[^.]*", _docstrings(loss))
     if stated is not None:
         if (found_BT * expected_BT).sum() < 0:
-            raise CheckFailed(f"the gradient points away from −A ∇log π, which no statement excuses: {stated[0]}")
-        return f"another gradient, as its docstring says: {stated[0]}"
+            raise CheckFailed(f"the gradient points away from −A ∇log π, which no docstring can excuse: {stated[0]}")
+        return f"a different gradient, as its docstring says: {stated[0]}"
     if others:
         raise CheckFailed(
-            "the routers or the most likely tokens have a gradient; if you mean this, say why: At ratio 1 …"
+            "the routers or the most likely tokens have a gradient; if that is intended, say why: At ratio 1 …"
         )
     row, token = divmod(int((found_BT - expected_BT).abs().argmax()), found_BT.shape[1])
     raise CheckFailed(
         f"the gradient of token {token} of response {row} is {float(found_BT[row, token]):.4g}, expected "
-        f"{float(expected_BT[row, token]):.4g}, −A ∇log π; if you mean this, say why in the docstring: At ratio 1 …"
+        f"{float(expected_BT[row, token]):.4g}, −A ∇log π; if intended, say why in the docstring: At ratio 1 …"
     )
 
 
@@ -260,7 +260,7 @@ def memory(loss: PolicyLoss) -> str:
         loss(others[number % len(others)])
     if torch.equal(loss(batch).loss, before):
         return f"none: the loss of a batch is the same after {_LATER} others"
-    return f"{KEEPS_STATE} that is not in LossOutput.state, so a resumed run would go on without it"
+    return f"{KEEPS_STATE} that is not in LossOutput.state, so a resumed run would lose it"
 
 
 def extremes(loss: PolicyLoss) -> str:

@@ -158,13 +158,13 @@ def _refuse_mixed(folder: Path, checksums: Mapping[str, Any]) -> None:
             raise Damaged(f"{folder / name} cannot be read: {error}") from error
         if not is_whole:
             raise Damaged(
-                f"{folder / name} is not as it was archived: it is damaged, or of another edition than the files "
-                f"beside it, by {CHECKSUMS}; archive the experiment again"
+                f"{folder / name} does not match {CHECKSUMS}: it is damaged, or from another archive than the files "
+                "next to it; archive the experiment again"
             )
 
 
 def _kept(folder: Path) -> dict[str, pd.DataFrame]:
-    """Return the tables of an archive. Raises Damaged unless they are whole and of one edition."""
+    """Return the tables of an archive. Raises Damaged unless they are complete and match their checksums."""
     if (checksums := lifecycle.read(folder / CHECKSUMS, {})) is None:
         raise Damaged(f"{folder} lacks {CHECKSUMS}: it is from an earlier version of steadymoe")
     paths = {name: folder / f"{name}.parquet" for name in _TABLES if f"{name}.parquet" in checksums}
@@ -191,18 +191,18 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
             kind = pd.api.types.infer_dtype(values) if len(values) else "empty"
             if column not in _NUMBERS:
                 if kind not in ("string", "empty") or (name != "runs" and len(values) < len(table)):
-                    yield f"{name}: {column} must hold texts"
+                    yield f"{name}: {column} must hold text"
             elif kind not in _KINDS or values.astype(float).abs().between(record.LARGEST, np.inf, "neither").any():
                 yield f"{name}: {column} must hold numbers"
             elif column in _COUNTS and not (len(values) == len(table) and values.between(0, _COUNTS[column]).all()):
                 yield f"{name}: {column} must be a count in every row"
         if not _pairs(table) <= _pairs(tables["runs"]):
-            yield f"{name} has a run that runs lacks"
+            yield f"{name} has a run that is missing from runs"
         if name in _UNIQUE and table.duplicated(_UNIQUE[name]).any():
             yield f"{name}: no two rows may have the same {', '.join(_UNIQUE[name])}"
     runs, steps = tables["runs"], tables["steps"]
     if not set(runs["status"]) <= set(record.ENDED):
-        yield "runs has a run that has not ended"
+        yield "runs has an unfinished run"
     is_nameless = runs[[*ARM_KEYS, "arm", "origin", "collapse_rule"]].isna().any(axis=None)
     if is_nameless or runs["arm"].str.len().max() > _LONGEST_ARM:
         yield "runs: its arms must be named"

@@ -1,4 +1,4 @@
-"""What a paper asks of figures and tables: captions beside them, its names, its style sheet, its width.
+"""What a paper asks of figures and tables: captions next to them, its names, its style sheet, its width.
 
 ``with used(Paper(columns=1)):`` draws and writes figures that way.
 """
@@ -102,7 +102,7 @@ def renamed(arms: pd.DataFrame) -> dict[str, str]:
     names = {arm: shown(arm, algorithm) for arm, algorithm in pairs}
     for arm, name in names.items():
         if alike := [other for other, its in names.items() if its == name and other != arm]:
-            raise UserError(f"{visible(arm)} and {visible(alike[0])} would both be {name!r}; tell them apart: --names")
+            raise UserError(f"{visible(arm)} and {visible(alike[0])} would both be {name!r}; rename one with --names")
     return names
 
 
@@ -134,7 +134,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A=X,B=Y",
         help='names in figures and tables (default: as in papers, GRPO; "" for the ones you type, grpo)',
     )
-    parser.add_argument("--style", metavar="SHEET", help="a matplotlib style sheet, file or name, on top of ours")
+    parser.add_argument("--style", metavar="SHEET", help="a matplotlib style sheet, file or name, over the default")
     parser.add_argument("--columns", type=int, choices=(1, 2), help="width of all figures, in columns of a page")
 
 

@@ -116,7 +116,7 @@ def left_out(results: Path, experiment: str | None = None) -> list[str]:
     if is_joined(experiment):
         places = list(joined.places(results, experiment or "").values())
     damaged = [item for place in places for item in archive.damaged(*place).items()]
-    hint = "`steadymoe status` names the command that repeats it"
+    hint = "`steadymoe status` prints the command to rerun it"
     return [f"left out, damaged: {visible(folder)} ({visible(reason)}); {hint}" for folder, reason in damaged]
 
 
@@ -383,7 +383,7 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
     runs = [found for name in names if len(found := archive.ended_runs(results, name))]
     if not runs:
         ended(results, experiment)
-        raise NothingToReport(f"{results / 'data'} holds tables without their runs, and cannot be exported")
+        raise NothingToReport(f"{results / 'data'} holds archived tables without their runs, which cannot be exported")
     tidy = archive.tidy(pd.concat(runs, ignore_index=True))
     path = regular_files.folder(results, "tables") / f"{experiment or 'all'}-tidy.{suffix}"
     atomic_files.write(path, partial(write.pieces, suffix=suffix, parts=tidy))

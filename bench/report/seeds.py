@@ -23,7 +23,7 @@ from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import shortened, visible
 
 _DESCRIPTION = """\
-Say how many seeds a difference of two arms needs, paired and unpaired, from your own logs (.csv or .jsonl).
+Print how many seeds it takes to detect a difference of two arms, paired and unpaired, from logs (.csv or .jsonl).
 
   steadymoe seeds --arm grpo grpo-seed*.csv --arm gspo gspo-seed*.csv --metric reward   # a file for each run
   steadymoe seeds runs.csv --last 0.1       # one file with the columns arm, seed, step and value
@@ -46,7 +46,7 @@ _ROUNDING = 1e-12
 CAPTION = (
     f"Detectable: the smallest true difference that a two-sided t test at {ALPHA * 100:g} % finds with a probability "
     f"of {POWER * 100:g} % with the seeds at hand. Seeds for a difference: per arm, for the same test, in brackets at "
-    "the ends of the 95 % interval of the spread, which few seeds hardly know. Paired: both arms run the same seeds. "
+    "the ends of the 95 % interval of the spread, poorly known from few seeds. Paired: both arms run the same seeds. "
     "r: correlation of the arms over shared seeds; pairing helps if it is positive."
 )
 # The place of a row, the name of its run in a chart of Weights & Biases ("" elsewhere), and its columns.
@@ -79,7 +79,7 @@ def main(words: list[str]) -> int:
             parser.error(f"--arm takes a name and files; got {arm!r} alone")
         files += [(arm, Path(path)) for path in paths]
     if not files:
-        parser.error("name the logs")
+        parser.error("no logs given: name files, or --arm NAME FILES")
     logs = read(files, given.metric, given.step)
     at_end = ends(logs, given.last)
     of_arms = pd.DataFrame(
@@ -163,9 +163,7 @@ def read(files: Sequence[tuple[str | None, Path]], metric: str | None = None, st
     for index, (arm, path) in enumerate(files):
         counter = step or next((name for name in _STEPS if name in columns[path]), None)
         if counter is None:
-            logs.notes.append(
-                f"{path.name} has no column of steps: its rows are taken in their order; or name it with --step"
-            )
+            logs.notes.append(f"{path.name} has no step column, so rows are taken in order; name a column with --step")
         for of in _rows(path, []):
             _add(logs, index, arm, path, of, value, counter)
     if not logs.values:

@@ -1,4 +1,4 @@
-"""From the words of a command line to runs on disk.
+"""From command-line arguments to runs on disk.
 
 Hydra overrides come in. ``compose`` makes checked runs of them, each with its folder, its hash and the command that
 makes it again; a wrong word is answered in one line before anything is written. Then runs are planned, launched,

@@ -46,7 +46,7 @@ def read(start_from: str) -> Start:
     """Return the place that ``start_from`` names, with an absolute path. Raises ValueError if it names none."""
     trunk, at, step = start_from.rpartition("@")
     if not (at and trunk and re.fullmatch("[1-9][0-9]{0,8}", step)):
-        raise ValueError(f"start_from is the folder of a run and a step, <folder>@<step>; got {start_from!r}")
+        raise ValueError(f"start_from must be <folder of a run>@<step>; got {start_from!r}")
     return Start(Path(trunk).expanduser().resolve(), int(step))
 
 
@@ -59,7 +59,7 @@ def check(start: Start) -> None:
     except FileNotFoundError as error:
         raise ValueError(f"start_from: there is no run in {start.trunk}") from error
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"start_from: {facts} is not that of a run") from error
+        raise ValueError(f"start_from: {facts} does not describe a run") from error
     if steps < start.step:
         raise ValueError(f"start_from: the run in {start.trunk} has {steps} steps, fewer than {start.step}")
     if not start.checkpoint.is_file():

@@ -32,7 +32,7 @@ from steadymoe.bench.support.text import shortened, visible
 
 
 def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None) -> int:
-    """Make the runs that ``words`` ask for and return the exit code. Raises ConfigError for an invalid request.
+    """Execute the runs that ``words`` select and return the exit code. Raises ConfigError for an invalid request.
 
     0: all ended; 1: a run failed or was lost; 130: interrupted. Unless interrupted, ``report`` is called with the runs
     at the end.
@@ -79,7 +79,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
 def _flags(words: list[str]) -> argparse.Namespace:
     """Parse the arguments of the verb; all but its flags are Hydra overrides."""
     if {"--shell-completion", "-sc"} & set(words):
-        raise ConfigError("--shell-completion: Hydra completes programs without verbs, so this is left out; see --help")
+        raise ConfigError("--shell-completion is not supported: Hydra cannot complete subcommands; see --help")
     parser = Parser(prog="steadymoe run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
@@ -107,8 +107,8 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     terms = [run.config.algorithm.kl for run in runs]
     if any(kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1" for kl in terms):
         return [
-            "note: with algorithm.kl.place=loss, estimator=k1 has an expected gradient of 0 on policy: it adds noise "
-            "and holds nothing back; choose k2 or k3, or place=reward"
+            "note: with algorithm.kl.place=loss, estimator=k1 has an expected gradient of 0 on policy: it only "
+            "adds noise; choose k2 or k3, or place=reward"
         ]
     return []
 
@@ -147,7 +147,7 @@ def _outcome(runs: Sequence[Run]) -> int:
     for run in failed:
         last = str(states[run.folder].facts.get("error") or "").strip().splitlines()[-1:]
         print(f"steadymoe: {states[run.folder].status}: {visible(' '.join(last))}", file=sys.stderr)
-        print(f"  again: {visible(run.command)}", file=sys.stderr)
+        print(f"  rerun: {visible(run.command)}", file=sys.stderr)
     results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"
     _print(f"next: steadymoe report --experiment {experiment}{where}")
@@ -166,7 +166,7 @@ def _states(runs: Sequence[Run]) -> States:
 
 
 def make_one(run: Run) -> str:
-    """Make one run in this process and return its status, as ``execute.execute`` does; nothing is printed.
+    """Execute one run in this process and return its status, as ``execute.execute`` does; print nothing.
 
     Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
     """
@@ -228,7 +228,7 @@ def _skipped(runs: Sequence[Run], states: States) -> list[str]:
     ended = [run for run in runs if states[run.folder].has_ended]
     if not ended:
         return []
-    lines = [f"{len(ended)} of {len(runs)} runs have finished before and are skipped"]
+    lines = [f"{len(ended)} of {len(runs)} runs have already finished and are skipped"]
     with provenance.unchanging():
         unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
     lacking = sum(map(_lacks_checkpoint, ended))
@@ -236,7 +236,7 @@ def _skipped(runs: Sequence[Run], states: States) -> list[str]:
         lines.append(f"the code of {len(unknown)} of them cannot be compared ({'; '.join(dict.fromkeys(unknown))})")
     if lacking:
         step = runs[0].config.checkpoint_keep
-        lines.append(f"{lacking} of them lack the checkpoint of step {step}; --redo makes it")
+        lines.append(f"{lacking} of them lack the checkpoint of step {step}; --redo creates it")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""From the words of a command line to checked runs: which configs, in which folders, under which hashes.
+"""From command-line arguments to checked runs: their configs, folders and hashes.
 
 Everything is composed and checked here before Hydra launches anything, so that a wrong word is answered
 in one line and touches nothing on disk.
@@ -138,7 +138,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
 
 
 def own(words: Sequence[str]) -> list[str]:
-    """Return the words that are a part of the run, in place of its launch."""
+    """Return the words that belong to the run rather than to its launch."""
     return [word for word in words if not word.startswith(_LAUNCH_KEYS)]
 
 
@@ -175,8 +175,8 @@ def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
     """Raise ConfigError for an algorithm without an advantage, and a preset without what it is only true with."""
     if not config.used_advantage:
         raise ConfigError(
-            f"the YAML of algorithm {choices['algorithm']} has no section advantage; give it one with a _target_, as "
-            "conf/algorithm/grpo.yaml has, or choose one: advantage=group_mean_std"
+            f"the YAML of algorithm {choices['algorithm']} has no section advantage; add one with a _target_, as in "
+            "conf/algorithm/grpo.yaml, or choose one: advantage=group_mean_std"
         )
     chosen = {"correction": choices.get("correction"), "updates_per_rollout": config.updates_per_rollout}
     needed = {key: value for key in chosen if (value := getattr(config.algorithm, key)) is not None}
@@ -225,7 +225,7 @@ def _derived(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
         numbers[key] = number * updates if key == "rollout.prompts" else -(-number // updates)
         if key in given and flat[key] != numbers[key]:
             raise ConfigError(
-                f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, and {flat[key]} was "
+                f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, but {flat[key]} was "
                 "given: leave one out"
             )
     return numbers

@@ -26,7 +26,7 @@ from steadymoe.models import build, pretrained
 
 
 def execute(run: compose.Run) -> str:
-    """Bring a run to its end, from its checkpoint if it has one, and return its status.
+    """Run to completion, from the checkpoint if there is one, and return the status.
 
     A run that has ended is left as it is. A run that another process holds is left too (status ``running``). Whatever
     a run raises, SystemExit too, is written to ``run.json`` as ``failed`` and does not stop other runs; Ctrl-C and

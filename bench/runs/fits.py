@@ -88,7 +88,7 @@ def _advantage(config: RunConfig, traits: Traits) -> None:
     free = traits.zero_advantage_is_free and bool((advantages_PG[[0, 2]] == 0).all())
     if config.algorithm.sampling.max_rollouts > 1 and not free:
         raise ConfigError(
-            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, and this algorithm or advantage "
+            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, but this algorithm or advantage "
             "learns from these groups; set it to 1"
         )
 
@@ -97,15 +97,15 @@ def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
     """Raise ConfigError for a class that is no engine, and for a truncation that cuts nothing or breaks the loss."""
     engine = build_class(config.engine)
     if not isinstance(engine, Engine):
-        raise ConfigError(f"an engine is a steadymoe.models.engine.Engine; got {type(engine).__name__}")
+        raise ConfigError(f"an engine must be a steadymoe.models.engine.Engine; got {type(engine).__name__}")
     if not engine.truncates:
         return
     words = len(task.tokenizer)
     if isinstance(engine, Truncated) and engine.top_k >= words and "path" not in config.model:
-        raise ConfigError(f"engine.top_k={engine.top_k} leaves out nothing of {words} tokens; lower it, or set it to 0")
+        raise ConfigError(f"engine.top_k={engine.top_k} keeps all {words} tokens; lower it, or set it to 0")
     if traits.top_k:
         raise ConfigError(
-            "this algorithm reads the sampler's most likely tokens, and a truncated sampler gives some of them "
+            "this algorithm reads the sampler's most likely tokens, but a truncated sampler gives some of them "
             "probability 0: choose another algorithm, or an engine that keeps every token"
         )
 
@@ -128,7 +128,7 @@ def _dense(config: RunConfig, traits: Traits) -> None:
     if config.experts != usual:
         raise ConfigError(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
     if traits.routes:
-        raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
+        raise ConfigError("this algorithm weights tokens by their routing, but the model is dense; choose another")
 
 
 def has_experts(model: Mapping[str, Any]) -> bool:
@@ -138,7 +138,7 @@ def has_experts(model: Mapping[str, Any]) -> bool:
     if not isinstance(model["path"], str):
         raise ValueError("model=pretrained needs a checkpoint's folder: model.path=…")
     if "config" in model:
-        raise ValueError("model=pretrained has the config of its checkpoint; leave model.config out")
+        raise ValueError("model=pretrained takes its config from the checkpoint; leave model.config out")
     return pretrained.moe_layers(model["path"]) > 0
 
 
@@ -178,7 +178,7 @@ def _task_of_checkpoint(path: str, content: str, task_config: str) -> Task:
     except Exception as error:  # a chat template is a program, and a tokenizer may lack a character
         said = " ".join(str(error).split())
         raise ValueError(
-            f"model.path: the tokenizer in {path} cannot write the prompts of this task: {said}"
+            f"model.path: the tokenizer in {path} cannot encode the prompts of this task: {said}"
         ) from error
     if any(tokenizer.unk_token_id in row for row in tokens):
         raise ValueError(f"model.path: the tokenizer in {path} has no token for some text of this task's prompts")
@@ -236,8 +236,8 @@ def check_memory(config: RunConfig, task: Task) -> None:
     there, needed = capacity(config.device), memory_need(config, task)
     if needed > there:
         raise ValueError(
-            f"the run takes at least {needed / 2**30:,.0f} GiB of memory, and {config.device} has "
-            f"{there / 2**30:,.0f} GiB here; lower the numbers of prompts and responses (docs/models.md)"
+            f"the run needs at least {needed / 2**30:,.0f} GiB of memory, but {config.device} has "
+            f"{there / 2**30:,.0f} GiB here; lower the number of prompts or responses (docs/models.md)"
         )
 
 

@@ -45,7 +45,7 @@ def read(file: Path, fields: Fields) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise Damaged(f"{file} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(facts, dict):
-        raise Damaged(f"{file} holds {type(facts).__name__}, not facts")
+        raise Damaged(f"{file} must hold an object, got {type(facts).__name__}")
     wrong = next((place for place, kind in fields.items() if not is_a(at(facts, place), kind)), None)
     if wrong is not None:
         raise Damaged(f"{file} has no valid {wrong}")
@@ -53,7 +53,7 @@ def read(file: Path, fields: Fields) -> dict[str, Any] | None:
 
 
 def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Return whether ``value`` is of a type of JSON; true and false are no numbers."""
+    """Return whether ``value`` is of a type of JSON; true and false are not numbers."""
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
@@ -84,7 +84,7 @@ def refuse(folder: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any
     if code is None and any(before.get(key) != now[key] for key in now if key.endswith("_code")):
         code = "other code"
     if code is not None:
-        raise ConfigError(f"{folder} was made by {code}; add --redo, or choose another experiment_name")
+        raise ConfigError(f"{folder} was made with {code}; add --redo, or choose another experiment_name")
 
 
 def hold(folder: Path, seconds: float = 0) -> FileLock:

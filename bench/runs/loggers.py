@@ -26,7 +26,7 @@ Write = Callable[[str, dict[str, float], int], None]
 
 @contextmanager
 def sending(config: RunConfig, folder: Path, resumed: bool) -> Iterator[Callable[[Rows], None]]:
-    """Give a function that sends the rows of a recorded step to ``config.log``; its files lie in ``folder``.
+    """Yield a function that sends the rows of a recorded step to ``config.log``; its files lie in ``folder``.
 
     If the logger or its network fails, one warning is printed and the run goes on without it.
     """

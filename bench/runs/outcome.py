@@ -1,4 +1,4 @@
-"""The end of a run in words: how it ended, whether it can have learned anything, and whether replay did its work."""
+"""The end of a run in words: how it ended, whether it can have learned anything, and whether replay worked."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

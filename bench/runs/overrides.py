@@ -144,13 +144,13 @@ def points(words: Sequence[str], multirun: bool) -> list[list[str]]:
     _refuse_launcher(hydra_config.launcher)
     if not is_sweep(hydra_config, multirun):
         if several := swept(words):
-            raise ConfigError(f"{several[0]} sweeps over several values: add -m for a sweep")
+            raise ConfigError(f"{several[0]} has several values: add -m to sweep over them")
         return [list(words)]
     parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
     values = _values(parameters, words) | values  # an override of the command line replaces the experiment's
     if (count := math.prod(map(len, values.values()))) > MAX_POINTS:
         longest = max(values, key=lambda key: len(values[key]))
-        raise ConfigError(f"a sweep may have {MAX_POINTS} runs, and this one has {count}; split {longest}")
+        raise ConfigError(f"a sweep may have at most {MAX_POINTS} runs, got {count}; split {longest}")
     return [list(point) for point in itertools.product(*values.values())]
 
 
@@ -191,14 +191,14 @@ def _values(overrides: Sequence[str], words: Sequence[str]) -> dict[str, list[st
         # Hydra would make a list of a range to shuffle it.
         counted = values.range() if isinstance(values, RangeSweep) else each.sweep_string_iterator()
         if sum(1 for _ in itertools.islice(counted, MAX_POINTS + 1)) > MAX_POINTS:
-            raise ConfigError(f"a sweep may have {MAX_POINTS} runs, and this one has more; split {word}")
+            raise ConfigError(f"a sweep may have at most {MAX_POINTS} runs, got more; split {word}")
         found[key] = [f"{key}={value}" for value in each.sweep_string_iterator()]
         if not found[key]:
-            raise ConfigError(f"{word} sweeps over nothing: it has no values")
+            raise ConfigError(f"{word} has no values to sweep over")
         if key == "experiment":
             others = [other for other in words if other != word]
             commands = [shlex.join(["steadymoe", "run", chosen, *others]) for chosen in found[key]]
-            raise ConfigError(f"{word} names {len(commands)} sweeps, each a command of its own: {'; '.join(commands)}")
+            raise ConfigError(f"{word} names {len(commands)} sweeps; run them one by one: {'; '.join(commands)}")
     return found
 
 
@@ -253,7 +253,7 @@ def _refuse_choice(each: Override) -> None:
     if each.is_delete() or group not in _groups(external.versions()):
         return
     if each.is_add() and not each.is_force_add():
-        raise ConfigError(f"{group} has a choice already; leave + out: {group}={value}")
+        raise ConfigError(f"{group} is already chosen; leave + out: {group}={value}")
     if isinstance(value, (list, bool, int, float)) or value is None:
         off = f"; {group}={OFF[group]} is the default" if value in (None, False) and OFF.get(group) else ""
         options = GlobalHydra.instance().config_loader().get_group_options(group)
@@ -347,7 +347,7 @@ def _plain(message: str, words: Sequence[str]) -> str:
         key = key_of(wrong[1])
         return f"`{key}` cannot hold {wrong[1].partition('=')[2]}; see {_HELP} for its fields"
     if added := re.search(r"An item is already at '([^']+)'", message):
-        return f"{added[1]} is in the config already; leave + out: {added[1]}=VALUE"
+        return f"{added[1]} is already in the config; leave + out: {added[1]}=VALUE"
     return message
 
 

@@ -399,7 +399,7 @@ class Record:
     def quarantine(self, why: str) -> Path:
         """Move a damaged run out of the folder and return its new place; ``run.json`` will name place and reason."""
         place = lifecycle.archive_old_run(self.folder, Path(self.run["config"]["results_dir"]), "damaged")
-        self.run["restarted"] = f"what was here was damaged ({why}) and is kept in {place}"
+        self.run["restarted"] = f"the run that was here was damaged ({why}) and is now in {place}"
         return place
 
     def append(self, rows: dict[str, list[Row]]) -> None:
@@ -413,7 +413,7 @@ class Record:
                 self._own |= set(filter(columns.is_own, unknown))
                 unknown -= self._own
             if len(self._own) > columns.MAX_OWN:
-                raise ValueError(f"a run has at most {columns.MAX_OWN} columns of its loss and of own metrics")
+                raise ValueError(f"a run may have at most {columns.MAX_OWN} columns from its loss and own metrics")
             if unknown:
                 raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
             with atomic_files.replaceable(self.folder / f"{table}.jsonl").open("a") as file:

@@ -85,12 +85,12 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             if state.status == "failed":
                 lines += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
             if command is not None and command not in of_several:  # it stands above already
-                lines.append(f"    {_shown('again', command, folder)}")
+                lines.append(f"    {_shown('rerun', command, folder)}")
             elif command is None:
-                lines.append(f"    no known command makes it; you can remove it: {visible(run)}")
+                lines.append(f"    no known command reproduces it; you can remove it: {visible(run)}")
         elif run in stale:
             lines.append(f"  stale: {where} ({visible(stale[run])})")
-            lines.append(f"    {_shown('again', f'{command} --redo', folder)}")
+            lines.append(f"    {_shown('rerun', f'{command} --redo', folder)}")
     for run in differences:
         if states[run].facts["routing"] in ("off", "freeze"):
             continue

@@ -37,7 +37,7 @@ def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     """Raise ConfigError unless every field of model and task is present, with the type that its YAML gives."""
     for key, usual in reference.items():
         if key not in flat and usual is not None and key.startswith(_TYPED_BY_YAML):
-            raise ConfigError(f"{key} is missing; its usual value is {usual!r}")
+            raise ConfigError(f"{key} is missing; the default is {usual!r}")
     for key, value in flat.items():
         if not key.startswith(_TYPED_BY_YAML):
             continue
@@ -62,14 +62,14 @@ def _relations(config: RunConfig) -> None:
         exact = config.engine.get("_target_", "").endswith(".Exact") and config.precision == "fp32"
         if not exact or routing.replay in ("pr2", "lagged"):
             raise ConfigError(
-                "savings.sampler_as_old needs a sampler that is the trainer: engine=exact, precision=fp32, neither "
-                "routing=pr2 nor routing=lagged"
+                "savings.sampler_as_old requires a sampler equal to the trainer: engine=exact, precision=fp32, and "
+                "neither routing=pr2 nor routing=lagged"
             )
     if config.checkpoint_keep is not None and config.checkpoint_keep > config.steps:
-        raise ConfigError(f"checkpoint_keep={config.checkpoint_keep}: the run has {config.steps} steps, and keeps none")
+        raise ConfigError(f"checkpoint_keep={config.checkpoint_keep}: the run has only {config.steps} steps; lower it")
     if config.microbatch is not None and max(routing.aux_loss, routing.z_loss) > 0:
         raise ConfigError(
-            "routing.aux_loss and routing.z_loss look at a whole mini-batch; set microbatch=null, or both to 0"
+            "routing.aux_loss and routing.z_loss need the whole mini-batch; set microbatch=null, or both to 0"
         )
     if config.measure == "little" and config.probe.largest:
         raise ConfigError(
@@ -77,9 +77,9 @@ def _relations(config: RunConfig) -> None:
         )
     for name, replay in _OF_REPLAYS.items():
         if (getattr(routing, name) is None) == (routing.replay == replay):
-            raise ConfigError(f"routing.{name} is a number with routing={replay}; leave it out otherwise")
+            raise ConfigError(f"routing.{name} must be set with routing={replay} and left out otherwise")
     if routing.lag_trigger is not None and routing.replay != "lagged":
-        raise ConfigError("routing.lag_trigger switches routing=lagged on; leave it out elsewhere")
+        raise ConfigError("routing.lag_trigger requires routing=lagged; leave it out otherwise")
     updates = config.steps * config.updates_per_rollout
     if routing.lag is not None and routing.lag >= updates:
         raise ConfigError(f"routing.lag={routing.lag}: in a run of {updates} updates no weights are that old; lower it")
@@ -102,7 +102,7 @@ def _places(config: RunConfig) -> None:
         )
     results = config.results_dir
     if not results.strip():
-        raise ConfigError("results_dir must name a folder; its usual value is 'results'")
+        raise ConfigError("results_dir must name a folder; the default is 'results'")
     if "\0" in results or any(len(os.fsencode(part)) > 255 for part in Path(results).parts):
         raise ConfigError("results_dir must be a path whose folders have names of at most 255 bytes")
     checkpoint = config.cold_start.path
@@ -129,4 +129,4 @@ def check_names(
     for key in keys:
         if flat.get(key) != reference.get(key):
             group = key.partition(".")[0]
-            raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")
+            raise ConfigError(f"{key} is fixed by the name of the {group}; choose another {group} instead")

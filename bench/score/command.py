@@ -78,11 +78,11 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     group = parser.add_argument_group("submit a finished score")
     group.add_argument("--submit", type=Path, metavar="FOLDER", help="write an entry of the board to this new folder")
     group.add_argument("--paper", metavar="TEXT", help="where the algorithm comes from (required)")
-    text = "the table of the runs by which you chose numbers on the command line, from run --tune"
+    text = "the `run --tune` table from which you chose the numbers on the command line"
     group.add_argument("--tuned", type=Path, metavar="FILE", help=text)
     group = parser.add_argument_group("the board")
     group.add_argument("--verify", type=Path, metavar="FOLDER", help="rerun an entry; executes its code")
-    group.add_argument("--commit", metavar="HASH", help="its merge commit, from which the fresh seeds follow")
+    group.add_argument("--commit", metavar="HASH", help="its merge commit, which determines the fresh seeds")
     group.add_argument("--board", type=Path, metavar="FOLDER", help="write the board to this folder")
     arguments = parser.parse_intermixed_args(words)
     mode = parser.mode(arguments, _MODES)

@@ -36,7 +36,7 @@ _IDEA = "## Idea"
 
 
 class BadEntry(UserError):
-    """A folder is not an entry of this standard."""
+    """The folder is not an entry of this standard."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Entry:
                 f"{path} must have the dial {RATE.name}, and no other than {', '.join(d.name for d in DIALS)}"
             )
         if not {*ANCHORS, self.name} >= set(table["loss"]) >= {ANCHORS[0], self.name}:
-            raise BadEntry(f"{path} must have {self.name} beside {ANCHORS[0]}, and no other loss")
+            raise BadEntry(f"{path} must have {self.name} and {ANCHORS[0]}, and no other loss")
         return table
 
 
@@ -192,7 +192,7 @@ def _check(about: Any, files: set[str], readme: str) -> None:
         f"at most {MOST_TUNED} numbers may be tuned": len(overrides) > 1 + MOST_TUNED,
         f"tuned numbers need their table, {TUNING}": len(overrides) > 1 and TUNING not in files,
         f"{README} needs a section {_IDEA}": _IDEA not in readme,
-        "its own files are one YAML, of the algorithm in words, and modules; none for the suite's": yamls
+        "its own files must be one YAML, for the algorithm in words, and modules; none for the suite's": yamls
         != [f"conf/algorithm/{name}.yaml" for name in chosen if name not in suites]
         or (bool(own) and not yamls),
     }

@@ -113,7 +113,7 @@ def line(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: float
     ``levels_NE`` are its mean levels in each draw. Raises ValueError if it did not run at ``at``.
     """
     if at is not None and at not in reference.dial_D:
-        raise ValueError(f"the reference did not run at {at:g}, where its gain draws the line")
+        raise ValueError(f"the reference has no run at {at:g}, which sets the line")
     best_N = levels_NE.max(1) if at is None else levels_NE[:, reference.dial_D.tolist().index(at)]
     return start_N + SHARE * (best_N - start_N)
 
@@ -128,7 +128,7 @@ def bearable(
     """
     seeds = len(start_S)
     if len(ours.dial_D) < 2 or len(reference.dial_D) < 2:
-        raise ValueError("a dial with one value has no crossing: sweep two values at least")
+        raise ValueError("a dial with one value has no crossing: sweep at least two values")
 
     def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, ...]:
         """Crossings of the loss and of the reference, the gain that the line asks for, and both best values."""

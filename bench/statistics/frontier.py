@@ -44,7 +44,7 @@ def frontier(runs: pd.DataFrame, x: str, y: str) -> Frontier:
     points = pd.MultiIndex.from_product([xs, ys], names=["x", "y"])
     cells = runs.groupby([x, y])["stable"].agg(stable="mean", n="size").reindex(points)
     if len(missing := cells.index[cells["n"].isna()]):
-        raise ValueError(f"no run at {x}={missing[0][0]:g}, {y}={missing[0][1]:g}, and the grid must be full")
+        raise ValueError(f"no run at {x}={missing[0][0]:g}, {y}={missing[0][1]:g}, but the grid must be full")
     share_XY = cells["stable"].to_numpy(float).reshape(len(xs), len(ys))
     return Frontier(cells.reset_index(), pd.DataFrame({"x": xs, "y": np.exp(_line(share_XY, np.log(ys)))}))
 

@@ -27,5 +27,5 @@ class Parser(argparse.ArgumentParser):
         if wrong := sorted(given - modes[mode]):
             what = "key=value" if wrong[0] == "overrides" else f"--{wrong[0]}"
             other = next((name for name in chosen if wrong[0] in modes[name]), mode)
-            self.error(f"{what} requires --{other}" if mode == plain else f"{what} does not go with --{mode}")
+            self.error(f"{what} requires --{other}" if mode == plain else f"{what} cannot be combined with --{mode}")
         return mode

@@ -1,4 +1,4 @@
-"""The folders of a user's own code, outside this checkout: Python modules, and configs beside them in ``conf/``."""
+"""The folders of a user's own code, outside this checkout: Python modules, with configs next to them in ``conf/``."""
 
 import os
 import shlex
@@ -34,7 +34,7 @@ def activate() -> None:
     """
     absent = [folder for folder in _named() if not folder.is_dir()]
     if absent:
-        raise ValueError(f"{VARIABLE} names {absent[0]}, and there is no such folder")
+        raise ValueError(f"{VARIABLE} names {absent[0]}, which does not exist")
     seen: dict[Path, Path] = {}
     for folder in confs():
         for config in sorted(folder.rglob("*.yaml")):

@@ -1,4 +1,4 @@
-"""A list of properties, asked one after another: each is there, or a sentence says why not."""
+"""Properties checked one after another: each passes, or a sentence says why not."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from steadymoe.bench.support.text import visible
 
 
 class CheckFailed(Exception):
-    """A property is not there; the message says why, in one line."""
+    """A property does not hold; the message says why, in one line."""
 
 
 class Ends(CheckFailed):
-    """A property is not there, and without it no further property can be asked."""
+    """A property does not hold, and without it no further property can be checked."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one property.
+    """The result for one property.
 
     Attributes:
         name: the property.

@@ -83,7 +83,7 @@ def _rows_of_csv(lines: Iterator[str], file: str) -> Iterator[tuple[str, dict[st
             raise UserError(f"{file}: two columns have the name {repeated[0]!r}")
         for row in reader:
             if None in row or None in row.values():
-                raise UserError(f"{file}, line {reader.line_num}: must have {len(header)} values, as the header has")
+                raise UserError(f"{file}, line {reader.line_num}: must have {len(header)} values, like the header")
             yield f"{file}, line {reader.line_num}", row
     except csv.Error as error:
         raise UserError(f"{file}, line {reader.line_num}: not CSV ({error})") from error

@@ -83,7 +83,7 @@ def draw_prompts(draw: Callable[[], str | None], count: int, held_out: bool) -> 
             misses = 0
         elif (misses := misses + 1) == _MAX_DRAWS:
             stream = "held-out" if held_out else "training"
-            raise ValueError(f"the task's numbers leave no {stream} prompts: none in {_MAX_DRAWS} draws")
+            raise ValueError(f"the task's settings allow no {stream} prompts: none in {_MAX_DRAWS} draws")
     return prompts
 
 

@@ -1,4 +1,4 @@
-"""Selection sort, written out: the second task whose length leaves the number of decisions alone.
+"""Selection sort, written out: the second task whose length does not change the number of decisions.
 
 A prompt is a list of symbols. Each pass swaps the smallest symbol of the part not yet sorted to its front, and the
 response writes the whole list after every pass: ``3120`` with two passes is answered by ``01230123``. A pass is one

@@ -1,4 +1,4 @@
-"""Checkpoints hold what a run needs to go on: weights, optimizer moments, the state of loss and sampler, the step.
+"""Checkpoints hold what a run needs to resume: weights, optimizer moments, the state of loss and sampler, the step.
 
 They hold no state of randomness: every draw has a generator made from (seed, stage, step). Moments are saved by the
 names of their parameters, so a checkpoint does not depend on the order and the grouping of the parameters. A file has

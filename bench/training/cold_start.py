@@ -90,7 +90,7 @@ def _damaged(facts: Path, weights: Path) -> str | None:
         if "error" in outcome or outcome.get("sha256") == _checksum(weights):
             return None
     except FileNotFoundError:
-        return "its weights were gone" if os.path.lexists(facts) else None
+        return "its weights were missing" if os.path.lexists(facts) else None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"it could not be read: {error}"
     return f"its weights were damaged, and are kept in {weights.name}.damaged"
@@ -136,13 +136,13 @@ def train(
                 _keep(partial, model, optimizer, checks)
     accuracy = checks[-1][1] if checks else 0.0
     raise ColdStartError(
-        f"the cold start reached accuracy {accuracy:.2f} of {low} in {most} updates; "
+        f"the cold start reached only accuracy {accuracy:.2f} < {low} in {most} updates; "
         "lower cold_start.noise, or raise cold_start.max_updates or cold_start.learning_rate"
     )
 
 
 def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) -> float:
-    """Updates until the accuracy is ``goal`` if it goes on rising as over the last checks, and at most ``most`` in all.
+    """Updates until the accuracy is ``goal`` if it keeps rising as over the last checks, and at most ``most`` in all.
 
     ``checks``: updates and accuracy of each, at least one. A line is fitted by least squares through the last half of
     the checks; if it does not rise, the result is the updates left until ``most``.
@@ -185,7 +185,7 @@ def _resume(partial: Path, model: PreTrainedModel, optimizer: Optimizer) -> Chec
         return []
     except (OSError, KeyError, TypeError, ValueError) as error:
         why = visible(f"{partial} cannot be used: {error}")
-        print(f"steadymoe: the cold start begins again, because {why}", file=sys.stderr)
+        print(f"steadymoe: restarting the cold start, because {why}", file=sys.stderr)
         return []
     return checks
 

@@ -22,7 +22,7 @@ MIN_ALIVE = 0.5
 
 
 class Decoder:
-    """The rows of a batch while they are sampled: their tokens, their cache and routes, and which go on.
+    """The rows of a batch while they are sampled: their tokens, cache and routes, and which are unfinished.
 
     Rows that have ended ride along on padding until ``drop_finished`` takes them out of the cache. Routes and gates are
     kept if ``recorder`` watches them.
@@ -73,7 +73,7 @@ class Decoder:
         return all_logprobs_PV.repeat_interleave(responses, 0)
 
     def append(self, token_B1: Tensor, end: int) -> None:
-        """Add a token to each row that goes on, and padding to the others; a row ends with the token ``end``."""
+        """Add a token to each unfinished row, and padding to the others; a row ends with the token ``end``."""
         self._tokens.append(torch.where(self.alive_B[:, None], token_B1, 0))
         self.mask_BS = torch.cat([self.mask_BS, self.alive_B[:, None].long()], dim=1)
         self.alive_B = self.alive_B & (token_B1.squeeze(-1) != end)

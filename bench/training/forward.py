@@ -49,7 +49,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Forward:
-    """What one training forward says of each response token, and of each position fed."""
+    """The outputs of a training forward for each response token and each position fed."""
 
     logprobs_BT: Tensor = field(metadata=dimensions("BT"))
     entropy_BT: Tensor = field(metadata=dimensions("BT"))

@@ -1,4 +1,4 @@
-"""What learns: weights, optimizer and the loss's own state; the old policy and the gradient updates.
+"""The learner: weights, optimizer and the loss's own state; the old policy and the gradient updates.
 
 Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of them in one mini-batch, T response
 positions, F positions fed, L MoE layers, K experts a token, H hidden.
@@ -61,7 +61,7 @@ class Learner:
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's, of the model's weights."""
+        """The optimizer's learning rate for the model's weights."""
         return self.optimizer.param_groups[0]["lr"]
 
     def schedule(self, update: int, of: int) -> None:
@@ -73,7 +73,7 @@ class Learner:
                 group["lr"] = factor * rate
 
     def remember(self, state: Mapping[str, Tensor]) -> None:
-        """Keep what the loss wants back, on the model's device."""
+        """Keep the state that the loss asked for, on the model's device."""
         self.state = {name: value.detach().to(self.model.device) for name, value in state.items()}
 
     @torch.no_grad()

@@ -74,7 +74,7 @@ def _load(paths: tuple[Path, ...]) -> dict[str, Metric]:
     for path in paths:
         found = source.find(path.stem)  # by this name a run's record finds its code again
         if found is None or not found.samefile(path):
-            raise ConfigError(f"{path} has the name of another module, or no module's name; give it another")
+            raise ConfigError(f"{path} is not a valid module name, or shadows another module; rename it")
         try:
             listed = runpy.run_path(str(path), run_name=path.stem).get("METRICS")
         except BaseException as error:  # a user's own code
@@ -96,7 +96,7 @@ def _wrong(metric: Metric, others: Mapping[str, Metric]) -> str | None:
     if not columns.is_own(f"own/{name}"):
         return f"a metric is a function with a short ASCII name; got {name!r}"
     if f"own/{name}" in others or any(name in table for table in columns.TABLES.values()):
-        return f"there is a column {name} already; give the metric another name"
+        return f"there is already a column {name}; rename the metric"
     if not metric.column.meaning:
         return f"{name} needs a docstring, whose first line is the column's meaning"
     if metric.over_updates not in ("mean", "largest", "least"):

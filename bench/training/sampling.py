@@ -45,7 +45,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Responses as the sampling policy made them. Rows of one prompt stand together."""
+    """Responses as the sampling policy made them. Rows of one prompt are adjacent."""
 
     sequences: Sequences = field(metadata=joined_by(joined))
     logprobs_BT: Tensor = field(metadata=dimensions("BT"))

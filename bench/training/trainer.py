@@ -45,7 +45,7 @@ class Trainer:
     """Trains a model from its cold start, one step at a time."""
 
     def __init__(self, model: PreTrainedModel, task: Task, config: RunConfig, drawn_before: int = 0) -> None:
-        """``drawn_before``: the rollouts that a trunk drew; the draws of this run go on after them."""
+        """``drawn_before``: the rollouts that a trunk drew; the draws of this run continue after them."""
         self._drawn_before = drawn_before
         self.model, self.task, self.config = model, task, config
         self.learner = Learner(model, config)

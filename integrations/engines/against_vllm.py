@@ -1,4 +1,4 @@
-"""The simulated engines beside a real one: vLLM on a CPU samples trained checkpoints, the trainer scores its tokens.
+"""The simulated engines next to a real one: vLLM on a CPU samples trained checkpoints, the trainer scores its tokens.
 
     python integrations/engines/against_vllm.py results/engines .oracles/vllm/bin/python
 
@@ -215,7 +215,9 @@ def gate(rows: pd.DataFrame) -> None:
     largest = rows[rows["engine"] == EXACT].groupby("quantity")["value"].max()
     gap, changed = largest["mean gap"], largest["changed experts"]
     if not (gap <= EQUAL and changed == 0):
-        raise SystemExit(f"vLLM in fp32 is not the trainer: {gap:.2g} nats apart, {changed:.2%} of the experts differ")
+        raise SystemExit(
+            f"vLLM in fp32 does not match the trainer: {gap:.2g} nats apart, {changed:.2%} of the experts differ"
+        )
 
 
 def by_seed(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:

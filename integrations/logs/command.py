@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     axes, mapped = _mapping("--axis", arguments.axis), _mapping("--map", arguments.map)
     for name in axes:
         if name in _RESERVED or not identity.is_name(name):
-            raise UserError(f"--axis: a name is letters and digits, and none of {', '.join(_RESERVED)}; got {name!r}")
+            raise UserError(f"--axis: names are letters and digits, and none of {', '.join(_RESERVED)}; got {name!r}")
     log = logs.read(arguments.file, mapped)
     steps, diverged, notes = outcome(log.steps, arguments.updates)
     facts = _facts(arguments, axes, log)

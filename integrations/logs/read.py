@@ -181,7 +181,7 @@ def _by_step(rows: Iterable[tuple[str, dict[str, float]]]) -> tuple[pa.Table, li
         steps.append(dict(row))
     table = pa.concat_tables([*before, _in_columns(steps)], promote_options="default")
     if resumed >= max(1, len(table)):
-        raise UserError(f"{where}, and so on; steps must rise, but where a run was resumed")
+        raise UserError(f"{where}, and so on; steps must rise, except where a run was resumed")
     notes = [f"the run was resumed {resumed} times; later rows replace {replaced} steps"] if resumed else []
     first = table[:1].to_pylist()[0]
     if first["step"] == 0 and math.isfinite(math.nan if first.get("reward") is None else first["reward"]):

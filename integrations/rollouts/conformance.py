@@ -59,7 +59,7 @@ def read(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in sorted(file.keys())}
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"{path} is not a valid safetensors file: {' '.join(str(error).split())[:200]}") from error
 
 
 def sequences(expected: Mapping[str, Tensor]) -> Sequences:

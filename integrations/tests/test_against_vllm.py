@@ -43,7 +43,7 @@ def sampled(model: PreTrainedModel, task: Chain) -> tuple[Rollout, list[list[int
     return roll_out(model, task, PROMPTS, RESPONSES, generator, Decoding(top_k=3)), prompts
 
 
-def test_what_the_worker_writes_is_read_as_the_rollout_that_it_was(sampled: tuple[Rollout, list[list[int]]]) -> None:
+def test_worker_output_is_read_back_as_its_rollout(sampled: tuple[Rollout, list[list[int]]]) -> None:
     rollout, prompts = sampled
     read = engines.as_rollout(prompts, written(rollout, prompts))
     assert torch.equal(read.sequences.tokens_BS, rollout.sequences.tokens_BS)
@@ -54,7 +54,7 @@ def test_what_the_worker_writes_is_read_as_the_rollout_that_it_was(sampled: tupl
     assert_close(read.logprobs_BT, rollout.logprobs_BT, rtol=0, atol=0)
 
 
-def test_equal_samplers_do_not_differ_and_faults_are_seen(
+def test_equal_samplers_agree_and_faults_are_detected(
     model: PreTrainedModel, sampled: tuple[Rollout, list[list[int]]]
 ) -> None:
     rollout, prompts = sampled
@@ -80,7 +80,7 @@ def test_equal_samplers_do_not_differ_and_faults_are_seen(
     assert layers.mean() == pytest.approx(shifted["changed experts", 0], abs=1e-6)
 
 
-def test_a_factor_is_of_one_seed_and_its_verdict_of_all() -> None:
+def test_factors_are_per_seed_and_the_verdict_over_all_seeds() -> None:
     rows = []
     for setting in engines.SETTINGS:
         for engine in (*engines.REAL, *engines.SIMULATED):
@@ -112,7 +112,7 @@ def test_a_factor_is_of_one_seed_and_its_verdict_of_all() -> None:
         engines.gate(one_route)
 
 
-def test_an_engine_is_compared_once_at_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_is_compared_once_per_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def compare(python: Path, setting: str, seed: int, missing: list[str]) -> pd.DataFrame:
@@ -131,7 +131,7 @@ def test_an_engine_is_compared_once_at_a_seed(tmp_path: Path, monkeypatch: pytes
     assert pd.read_csv(path)["engine"].nunique() == len(every)
 
 
-def test_the_page_has_the_table_of_the_recorded_rows() -> None:
+def test_page_table_matches_the_recorded_rows() -> None:
     table = write.to_markdown(engines.summary(pd.read_csv(ROOT / "results" / "engines" / "engines.csv"))).strip()
     kept = (ROOT / "results" / "engines" / "tables" / "engines.md").read_text().strip()
     assert_same(table, kept, "engines.md")

@@ -50,7 +50,7 @@ def needed(*names: str) -> dict[str, Distribution]:
     return found
 
 
-def test_the_losses_alone_are_the_equations_and_their_numbers(losses: Path) -> None:
+def test_standalone_losses_contain_only_equations_and_numbers(losses: Path) -> None:
     archive = zipfile.ZipFile(losses)
     folders = [ROOT / folder for folder in ("algorithms", "integrations/verl", "conf/algorithm")]
     files = [path for folder in folders for path in folder.iterdir() if path.suffix in (".py", ".yaml")]
@@ -62,7 +62,7 @@ def test_the_losses_alone_are_the_equations_and_their_numbers(losses: Path) -> N
     assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
 
 
-def test_the_losses_alone_are_the_same_project_and_version_and_require_less(losses: Path, wheel: Path) -> None:
+def test_standalone_losses_share_name_and_version_with_fewer_requirements(losses: Path, wheel: Path) -> None:
     small, whole = metadata(losses), metadata(wheel)
     assert small["Name"] == whole["Name"]
     assert small["Version"] == f"{whole['Version']}+losses"
@@ -71,7 +71,7 @@ def test_the_losses_alone_are_the_same_project_and_version_and_require_less(loss
     assert small.get_all("Requires-Dist") == ["torch>=2.6", "PyYAML"]
 
 
-def test_the_integrations_hold_every_module_and_require_the_suite(integrations: Path, wheel: Path) -> None:
+def test_integrations_contain_every_module_and_require_the_suite(integrations: Path, wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(integrations).namelist() if ".dist-info/" not in name}
     folder = ROOT / "integrations"
     parts = ("", "engines", "logs", "rollouts", "trl", "verl")
@@ -80,7 +80,7 @@ def test_the_integrations_hold_every_module_and_require_the_suite(integrations: 
     assert f"steadymoe=={version}" in metadata(integrations).get_all("Requires-Dist")
 
 
-def test_the_losses_alone_announce_the_plugin_of_verl(losses: Path) -> None:
+def test_standalone_losses_register_the_verl_plugin(losses: Path) -> None:
     archive = zipfile.ZipFile(losses)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
     said = archive.read(name).decode()
@@ -88,7 +88,7 @@ def test_the_losses_alone_announce_the_plugin_of_verl(losses: Path) -> None:
     assert "steadymoe/integrations/verl/register.py" in archive.namelist()
 
 
-def test_the_losses_alone_give_the_suites_numbers_where_only_torch_and_yaml_are(losses: Path, tmp_path: Path) -> None:
+def test_standalone_losses_match_the_suite_with_only_torch_and_yaml(losses: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(losses).extractall(site)
     for each in needed("torch", "PyYAML").values():
@@ -110,7 +110,7 @@ def test_the_losses_alone_give_the_suites_numbers_where_only_torch_and_yaml_are(
     assert answer["numbers"] == runpy.run_path(str(SCRIPT))["numbers"]()
 
 
-def test_either_build_replaces_the_other_whole(losses: Path, wheel: Path, tmp_path: Path) -> None:
+def test_either_build_replaces_the_other_completely(losses: Path, wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     (site,) = tmp_path.glob("lib/python*/site-packages")
     for each in (losses, wheel, losses):
@@ -123,7 +123,7 @@ def test_either_build_replaces_the_other_whole(losses: Path, wheel: Path, tmp_pa
 
 
 @pytest.mark.bare
-def test_the_losses_alone_in_a_new_environment(losses: Path, tmp_path: Path) -> None:
+def test_standalone_losses_install_in_a_new_environment(losses: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     before = {each["name"] for each in json.loads(pip("--python", tmp_path, "list", "--format", "json"))}
     pip("--python", tmp_path, "install", "--constraint", ROOT / "constraints.txt", losses)
@@ -139,7 +139,7 @@ def test_the_losses_alone_in_a_new_environment(losses: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.bare
-def test_the_integrations_in_a_new_environment(source: Path, tmp_path: Path) -> None:
+def test_integrations_install_in_a_new_environment(source: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     constraints = ROOT / "constraints.txt"
     pip("--python", tmp_path, "install", "--constraint", constraints, source, source / "integrations")

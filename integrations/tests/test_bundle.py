@@ -27,7 +27,7 @@ def same(one: Bundle, other: Bundle) -> bool:
     return all(b is None if a is None else torch.equal(a, b) for a, b in pairs)
 
 
-def test_every_number_is_on_its_token(bundle: Bundle) -> None:
+def test_numbers_are_assigned_to_their_tokens(bundle: Bundle) -> None:
     for number, row in enumerate(rollouts()):
         length = len(row["response"])
         assert bundle.mask_BT[number].tolist() == [1] * length + [0] * (6 - length)
@@ -41,9 +41,7 @@ def test_every_number_is_on_its_token(bundle: Bundle) -> None:
     assert [rows_M.tolist() for rows_M in bundle.minibatches()][1] == [*range(4, 8), *range(16, 20)]
 
 
-def test_parquet_and_rows_in_any_order_give_the_same_and_other_columns_are_named(
-    bundle: Bundle, tmp_path: Path
-) -> None:
+def test_parquet_and_row_order_do_not_matter(bundle: Bundle, tmp_path: Path) -> None:
     rows = rollouts()
     pq.write_table(pa.Table.from_pylist([row | {"text": "x", "step": 3} for row in rows]), tmp_path / "rows.parquet")
     read, ignored = bundles.read(tmp_path / "rows.parquet")
@@ -53,7 +51,7 @@ def test_parquet_and_rows_in_any_order_give_the_same_and_other_columns_are_named
     assert same(bundles.read(jsonl(tmp_path, interleaved))[0], bundle)
 
 
-def test_a_log_probability_above_0_by_rounding_is_0(tmp_path: Path) -> None:
+def test_log_probability_above_0_by_rounding_becomes_0(tmp_path: Path) -> None:
     rows = rollouts()
     for name in LOGPROBS:
         rows[0][name][0] = 2.4e-7
@@ -177,7 +175,7 @@ WRONG: dict[str, tuple[Callable[[list[Row]], object], str, str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_file_is_refused_in_one_line_with_its_row_and_column(tmp_path: Path, wrong: str) -> None:
+def test_invalid_file_is_refused_with_its_row_and_column(tmp_path: Path, wrong: str) -> None:
     change, place, key = WRONG[wrong]
     rows = rollouts()
     change(rows)
@@ -214,7 +212,7 @@ def test_one_long_row_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("word", ["a", "a=b", "response=", "a=response", "groups,response=a"])
-def test_a_wrong_name_is_refused(word: str) -> None:
+def test_invalid_column_name_is_refused(word: str) -> None:
     with pytest.raises(BadBundle, match="--map"):
         bundles.names(None, [word])
     with pytest.raises(BadBundle, match="two columns are prompt"):
@@ -231,9 +229,7 @@ BOMBS: dict[str, tuple[list[Row], str]] = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_small_parquet_file_that_decodes_to_much_is_refused_before_it_is_decoded(
-    bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_bomb_is_refused_before_decoding(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, key = BOMBS[bomb]
     common = {"response": [1], "rewards": 0.0, "old_logprobs": [-1.0], "logprobs": [-1.0], "groups": "0"}
     path = tmp_path / "rows.parquet"

@@ -142,7 +142,7 @@ FAULTS: dict[str, tuple[Callable[[PreTrainedModel], Tensors], dict[str, str]]] =
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_fails_its_own_property_and_no_other(model: PreTrainedModel, ours: Tensors, fault: str) -> None:
+def test_fault_fails_exactly_one_property(model: PreTrainedModel, ours: Tensors, fault: str) -> None:
     change, expected = FAULTS[fault]
     failed = failing(ours | change(model))
     assert failed.keys() == expected.keys()
@@ -151,14 +151,14 @@ def test_a_fault_fails_its_own_property_and_no_other(model: PreTrainedModel, our
         assert "\n" not in failed[name]
 
 
-def test_a_route_that_differs_is_named(ours: Tensors) -> None:
+def test_differing_route_is_named(ours: Tensors) -> None:
     assert failing(ours | {"routes_LBFK": ours["routes_LBFK"].flip(-1)}) == {}  # the order of the K experts
     (sentence,) = failing(ours | {"routes_LBFK": GIVEN["rollout_routes_LBFK"]}).values()
     assert "layer 0, row 0" in sentence
 
 
 @pytest.mark.parametrize("name", conformance.TENSORS)
-def test_a_tensor_that_is_missing_or_no_numbers_fails_the_properties_that_need_it(ours: Tensors, name: str) -> None:
+def test_missing_or_non_finite_tensor_fails_only_its_properties(ours: Tensors, name: str) -> None:
     missing = failing({key: values for key, values in ours.items() if key != name})
     assert missing
     assert all(name in sentence for sentence in missing.values())

@@ -81,7 +81,7 @@ def facts_of(results: Path) -> tuple[Path, dict[str, Any]]:
     return path.parent, json.loads(path.read_text())
 
 
-def test_verls_log_becomes_a_run_with_the_columns_that_it_has(tmp_path: Path, steady: Steady) -> None:
+def test_verl_log_becomes_a_run_with_its_columns(tmp_path: Path, steady: Steady) -> None:
     log = write_jsonl(tmp_path / "verl.jsonl", verl_rows())
     code, out, err = steady("import", log, *NAMES, "--seed", "3", "--results", tmp_path)
     assert (code, err) == (0, "")
@@ -111,7 +111,7 @@ def test_verls_log_becomes_a_run_with_the_columns_that_it_has(tmp_path: Path, st
     assert "expert_change_rate" in columns.TABLES["steps"].keys() - names.keys()
 
 
-def test_the_sums_of_our_losses_in_verls_log_become_columns(tmp_path: Path, steady: Steady) -> None:
+def test_loss_sums_in_verl_log_become_columns(tmp_path: Path, steady: Steady) -> None:
     generator = torch.Generator().manual_seed(0)
     old_BT = -torch.rand(6, 4, generator=generator, dtype=torch.float64)
     batch = {"old_log_prob": old_BT, "log_prob": old_BT + torch.randn(6, 4, generator=generator, dtype=torch.float64)}
@@ -127,7 +127,7 @@ def test_the_sums_of_our_losses_in_verls_log_become_columns(tmp_path: Path, stea
     assert steps["clip_fraction"].iloc[0] == pytest.approx(float((ratio_BT > 1.2).double().mean()))  # not 0.9
 
 
-def test_imported_runs_are_reported_and_enter_no_score(tmp_path: Path, steady: Steady) -> None:
+def test_imported_runs_are_reported_but_not_scored(tmp_path: Path, steady: Steady) -> None:
     mapped = ("--map", "step=iteration", "--map", "reward=score", "--map", "eval_accuracy=heldout")
     for seed in (0, 1, 2):
         more = ("--seed", seed, "--results", tmp_path)
@@ -184,7 +184,7 @@ def test_a_collapse_and_a_divergence_are_found(tmp_path: Path, steady: Steady) -
     assert rewards.loc[32:].tolist() == [0.0] * (STEPS - 31)  # as in the suite's own runs
 
 
-def test_rows_of_one_step_are_merged_and_a_log_may_count_from_0(tmp_path: Path) -> None:
+def test_rows_of_one_step_are_merged_and_steps_may_start_at_0(tmp_path: Path) -> None:
     rows = [{"step": 0, "reward": 0.1}, {"step": 0, "eval_accuracy": 0.2}, {"step": 2, "reward": 0.3, "note": "x"}]
     log = logs.read(write_jsonl(tmp_path / "a.jsonl", rows), {})
     missing = {"eval_accuracy": None}
@@ -198,7 +198,7 @@ def test_rows_of_one_step_are_merged_and_a_log_may_count_from_0(tmp_path: Path) 
     assert first == {"step": 1, "reward": 0.1} | missing
 
 
-def test_a_resumed_log_has_the_later_rows(tmp_path: Path, steady: Steady) -> None:
+def test_resumed_log_keeps_the_later_rows(tmp_path: Path, steady: Steady) -> None:
     """Steps 1 2 3 4 3 4 5, the validation of a step in a row of its own."""
     rows = [(step, first) for first in (0, 10) for step in ((1, 2, 3, 4) if first == 0 else (3, 4, 5))]
     lines = [
@@ -237,7 +237,7 @@ def test_a_torn_last_line_is_left_out_and_noted(file: str, content: str, tmp_pat
     assert log.notes[0].startswith("left out: the last line")
 
 
-def test_a_whole_last_line_of_jsonl_needs_no_line_break(tmp_path: Path) -> None:
+def test_complete_last_jsonl_line_needs_no_newline(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"step": 1, "reward": 1}\n{"step": 2, "reward": 0.5}')
     log = logs.read(tmp_path / "a.jsonl", {})
     assert ([row["reward"] for row in log.steps.to_pylist()], log.notes) == ([1, 0.5], [])
@@ -293,7 +293,7 @@ GOOD = "step,reward,loss\n1,1,0\n"
         ("a.csv", GOOD, ["--engine", "v/llm"], "engine must be letters"),
     ],
 )
-def test_bad_input_is_refused_in_one_line_and_nothing_is_written(
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(
     file: str, content: str | bytes | None, more: list[str], message: str, tmp_path: Path, steady: Steady
 ) -> None:
     if content is not None:
@@ -316,7 +316,7 @@ def test_a_finished_run_is_not_overwritten(tmp_path: Path, steady: Steady) -> No
     assert before == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
 
 
-def test_names_in_a_log_cannot_write_to_the_terminal_or_the_page(tmp_path: Path, steady: Steady) -> None:
+def test_names_in_a_log_are_escaped_in_terminal_and_page(tmp_path: Path, steady: Steady) -> None:
     log = write_csv(tmp_path / "t.csv", ["step", "reward", "\x1b[31m<script>"], [[1, 0.5, 1], [2, 0.5, 2]])
     code, out, _ = steady("import", log, *NAMES, "--map", "loss=\x1b[31m<script>", "--results", tmp_path)
     assert code == 0
@@ -333,7 +333,7 @@ def rows_of(path: Path, n: int) -> Path:
     return path
 
 
-def test_an_imported_log_is_held_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_log_is_held_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_ROWS_OF_A_PIECE", 500)
     peaks = []
     for n in (4_000, 40_000):
@@ -346,7 +346,7 @@ def test_an_imported_log_is_held_in_columns(tmp_path: Path, monkeypatch: pytest.
     assert peaks[1] < 150  # bytes of a step: the columns of the rule of collapse; a row is a dict of 500
 
 
-def test_pieces_of_a_log_are_merged_and_replaced_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_log_is_merged_and_replaced_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [*range(20), *range(12, 25), *range(3, 30)]
     log = tmp_path / "log.csv"
     log.write_text(

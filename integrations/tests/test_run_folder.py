@@ -33,7 +33,7 @@ def live_record(folder: Path) -> run_folder.LiveRecord:
         (False, KeyboardInterrupt, "interrupted"),
     ],
 )
-def test_an_error_before_the_end_is_how_a_run_ended(
+def test_error_before_the_end_is_recorded(
     is_whole: bool, error: type[BaseException], status: str, tmp_path: Path
 ) -> None:
     def train() -> None:
@@ -52,7 +52,7 @@ def test_an_error_before_the_end_is_how_a_run_ended(
     assert (facts["error"] is not None) == (status == "failed")
 
 
-def test_a_run_that_its_trainer_stops_is_interrupted(tmp_path: Path) -> None:
+def test_run_stopped_by_its_trainer_is_interrupted(tmp_path: Path) -> None:
     with live_record(tmp_path) as live:
         live.start(0, 2)
         live.close(is_whole=False)

@@ -41,7 +41,7 @@ def test_trainers_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.Mo
     assert speed.ratio([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == {"median": 0.5, "least": 0.25, "most": 1.0}
 
 
-def test_stages_are_shares_and_rates_are_tokens_by_their_seconds() -> None:
+def test_stages_are_shares_and_rates_are_tokens_per_second() -> None:
     seconds = {"rollout_seconds": 2.0, "old_policy_seconds": 1.0, "update_seconds": 4.0, "probe_seconds": 1.0}
     found = speed.stages_and_rates([seconds | {"tokens_sampled": 80, "response_tokens": 40}] * 3)
     assert found["stages"] == {"rollout": 0.25, "old_policy": 0.125, "update": 0.5, "probe": 0.125}
@@ -64,7 +64,7 @@ def test_plain_transformers_train_too() -> None:
 
 
 @pytest.mark.parametrize("setting", ["micro", "long"])
-def test_the_loop_by_hand_is_the_model_of_transformers(setting: str) -> None:
+def test_handwritten_loop_matches_the_transformers_model(setting: str) -> None:
     by_hand, plain = (loop(speed.SETTINGS[setting]) for loop in (speed.ByHand, speed.Plain))
     sequences = by_hand.generate(by_hand.encoded(1, 2))
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_the_loop_by_hand_is_the_model_of_transformers(setting: str) -> None:
     assert ours.exp().mean() < 0.5  # of a policy that draws
 
 
-def test_a_setting_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "VARIANTS", {"ours": "", "ours, little": "measure=little"})
     monkeypatch.setattr(speed, "find_spec", lambda _: None)
     numbers = speed.measure(TINY, 1)
@@ -89,7 +89,7 @@ def test_a_setting_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("setting", speed.SETTINGS)
-def test_the_settings_are_runs_and_stale_is_that_of_its_experiment(setting: str) -> None:
+def test_settings_are_valid_runs_and_stale_matches_its_experiment(setting: str) -> None:
     config = speed.config_of(speed.SETTINGS[setting])
     stale = compose.plan(["experiment=stale", "algorithm=gspo", "seed=0"])[0].config
     assert config.rollout.prompts % config.updates_per_rollout == 0
@@ -109,7 +109,7 @@ def test_the_settings_are_runs_and_stale_is_that_of_its_experiment(setting: str)
         (["--record", "--setting", "micro"], "run it where both are"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_timed(
+def test_invalid_arguments_are_refused_before_timing(
     arguments: list[str],
     line: str,
     tmp_path: Path,

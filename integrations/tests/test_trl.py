@@ -121,7 +121,7 @@ def test_accumulation_and_checkpointed_layers_give_the_same_columns(
     assert (updates.loc[updates["update"] == 2, "expert_change_rate"] > 0).all()
 
 
-def test_two_processes_are_one(tmp_path: Path, whole: Path) -> None:
+def test_two_processes_match_one(tmp_path: Path, whole: Path) -> None:
     run_with_processes(tmp_path, 2, rows=4, accumulation=2)
     assert_equal(tables(tmp_path / "rank0"), tables(whole))
     assert not (tmp_path / "rank1").exists()
@@ -130,7 +130,7 @@ def test_two_processes_are_one(tmp_path: Path, whole: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "routing"), [({"fsdp_size": 2}, "off"), ({"fsdp_size": 2, "ep_size": 2}, "r2")], ids=["fsdp2", "experts"]
 )
-def test_two_processes_with_half_of_the_weights_each_are_one(
+def test_two_processes_with_sharded_weights_match_one(
     tmp_path: Path, whole: Path, sizes: dict[str, int], routing: str
 ) -> None:
     if routing == "r2":
@@ -150,7 +150,7 @@ def test_two_processes_with_half_of_the_weights_each_are_one(
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_without_a_learning_rate_nothing_moves(tmp_path: Path, accumulation: int) -> None:
+def test_zero_learning_rate_changes_nothing(tmp_path: Path, accumulation: int) -> None:
     settings = {"learning_rate": 0.0}
     trainer(tmp_path, rows=16 // accumulation, accumulation=accumulation, record=tmp_path, settings=settings).train()
     updates = tables(tmp_path)["updates"]
@@ -215,7 +215,7 @@ def test_generation_evaluation_and_a_reference_model_add_no_rows(tmp_path: Path,
 # --- runs ---------------------------------------------------------------------------------------------
 
 
-def test_a_killed_run_has_whole_steps_and_is_interrupted(tmp_path: Path) -> None:
+def test_killed_run_keeps_whole_steps_and_is_interrupted(tmp_path: Path) -> None:
     process = run_with_processes(tmp_path, 2, wait=False, rows=4, accumulation=2, updates=4000)
     deadline, steps = time.monotonic() + 300, pd.DataFrame()
     while len(steps) < 2 and time.monotonic() < deadline and process.poll() is None:
@@ -255,7 +255,7 @@ def test_a_run_resumes_from_a_checkpoint(tmp_path: Path, whole: Path) -> None:
         trainer(tmp_path, record=tmp_path)
 
 
-def test_the_pages_script_trains_by_every_command_of_the_page(tmp_path: Path) -> None:
+def test_documented_script_trains_with_every_documented_command(tmp_path: Path) -> None:
     page = (ROOT / "integrations" / "README.md").read_text()
     (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert '"max_steps": 40,' in script

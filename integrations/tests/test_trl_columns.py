@@ -29,7 +29,7 @@ pytestmark = pytest.mark.trl
 
 
 @pytest.mark.parametrize("missing", [0, 3])
-def test_known_noise_on_the_samplers_logprobs_gives_the_suites_columns(tmp_path: Path, missing: int) -> None:
+def test_known_sampler_noise_gives_the_suites_columns(tmp_path: Path, missing: int) -> None:
     sampler = NoisySampler(noise=0.3, missing=missing)
     trainer(tmp_path, rollout=sampler, record=tmp_path, updates=2, rows=4, accumulation=4).train()
     gaps = np.array(sampler.gaps)
@@ -66,7 +66,7 @@ def test_a_missing_logprob_is_not_corrected(tmp_path: Path) -> None:
     assert (weights_BT[~missing_BT & part["completion_mask"].bool()] != 1).all()
 
 
-def test_the_columns_of_a_frozen_rollout_are_the_suites_own(tmp_path: Path) -> None:
+def test_columns_of_a_frozen_rollout_match_the_suite(tmp_path: Path) -> None:
     adapter = trainer(tmp_path, rows=4, accumulation=4)
     parts = rollout_parts(adapter)
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "sampling_per_token_logps")
@@ -126,7 +126,7 @@ def test_a_probe_measures_what_each_update_moved(tmp_path: Path, whole: Path) ->
     assert record.read_table(folder_of(tmp_path), "steps")["probe_seconds"].gt(0).all()
 
 
-def test_a_probe_takes_responses_that_have_tokens() -> None:
+def test_probe_selects_responses_with_tokens() -> None:
     tokens_BT, mask_BT = torch.arange(12).view(4, 3), torch.tensor([[0, 0, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1]])
     inputs = {"prompt_ids": tokens_BT + 20, "prompt_mask": mask_BT * 0 + 1}
     sequences = probed_sequences(inputs | {"completion_ids": tokens_BT, "completion_mask": mask_BT}, 3)
@@ -155,7 +155,7 @@ def test_a_router_loss_is_recorded_and_reported(tmp_path: Path, capsys: pytest.C
     assert 0.0005 < with_it[0] - without[0] < 0.004  # 0.001 × a balanced load's K = 2
 
 
-def test_a_dense_model_has_ratios_and_no_routes(tmp_path: Path) -> None:
+def test_dense_model_has_ratios_but_no_routes(tmp_path: Path) -> None:
     trainer(tmp_path, record=tmp_path, dense=True, updates=2).train()
     updates, layers = (record.read_table(folder_of(tmp_path), name) for name in ("updates", "layers"))
     assert (updates["token_ratio_variance"] > 0).tolist() == [False, True]

@@ -65,7 +65,7 @@ def test_bad_requests_are_refused_in_one_line_before_any_work(
     assert not (tmp_path / "results").exists()
 
 
-def test_sharding_that_accelerate_would_leave_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharding_that_accelerate_would_skip_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match="accelerate does not shard"):
         trainer(tmp_path)
@@ -83,7 +83,7 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_file_of_examples_is_accepted(path: Path) -> None:
+def test_example_files_are_accepted(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     if path.stem.startswith("accelerate"):
         loaded = load_config_from_file(str(path))

@@ -72,7 +72,7 @@ def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | variables)
 
 
-def test_a_process_that_imports_verl_has_every_name() -> None:
+def test_importing_verl_registers_every_name() -> None:
     done = python(check_verl.LIST_LOSSES)
     assert done.returncode == 0, done.stderr
     registered = set(json.loads(done.stdout.splitlines()[-1]))
@@ -84,7 +84,7 @@ def test_a_process_that_imports_verl_has_every_name() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 0.2, 3.0])
 @pytest.mark.parametrize(("name", "verls", "fields"), EQUAL)
-def test_a_loss_that_both_have_is_exactly_equal(name: str, verls: str, fields: dict[str, Any], scale: float) -> None:
+def test_losses_in_both_are_exactly_equal(name: str, verls: str, fields: dict[str, Any], scale: float) -> None:
     mode = f"steadymoe/{name}"
     info = {"dp_size": 2, "batch_num_tokens": 90, "global_batch_size": 14}
     weights_BT = torch.rand(RESPONSES, WIDTH, generator=torch.Generator().manual_seed(9))
@@ -101,7 +101,7 @@ def test_a_loss_that_both_have_is_exactly_equal(name: str, verls: str, fields: d
 
 
 @pytest.mark.parametrize("name", [name for name in names(presets=True) if plugin.refusal(load(name)) is None])
-def test_verl_computes_every_loss_as_the_suite_does(name: str) -> None:
+def test_verl_computes_every_loss_like_the_suite(name: str) -> None:
     batch, mode = minibatch(0.3), f"steadymoe/{name}"
     value, gradient_BT = through_verl(mode, batch, actor(**plugin.settings(load(name))))
     logprobs_BT = batch["log_prob"].clone().requires_grad_()
@@ -180,7 +180,7 @@ def test_the_check_lists_losses_and_arguments(
         ("import steadymoe.integrations.verl.losses as v; v.register = lambda _: None", "lacks steadymoe/aspo"),
     ],
 )
-def test_a_broken_plugin_fails_the_check_while_verl_is_silent(fault: str, message: str, tmp_path: Path) -> None:
+def test_check_reports_a_broken_plugin_that_verl_ignores(fault: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(fault)
     silent = python(check_verl.LIST_LOSSES, PYTHONPATH=str(tmp_path))
     assert silent.returncode == 0

@@ -66,7 +66,7 @@ def settings(mode: str, dp_size: int = 1, **changed: Any) -> dict[str, Any]:
     return {"config": config, "loss_agg_mode": config["loss_agg_mode"]}
 
 
-def test_a_name_carries_numbers() -> None:
+def test_names_can_set_numbers() -> None:
     gspo = load("gspo", clip_low=1e-3, clip_high=2e-3)
     assert verl.named("steadymoe/gspo/clip_low:1e-3/clip_high:2e-3") == gspo != verl.named("steadymoe/gspo")
     assert verl.named("steadymoe/gspo@verl-0.9") == load("gspo@verl-0.9")
@@ -151,7 +151,7 @@ def test_micro_batches_and_processes_add_up_to_the_whole_mini_batch(name: str) -
     torch.testing.assert_close(sum(halves) / 2, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_verls_own_correction_weighs_tokens() -> None:
+def test_verl_correction_weights_tokens() -> None:
     batch = minibatch()
     weights_BT = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(4))
     value, _ = verl.policy_loss("steadymoe/gspo", **batch, rollout_is_weights=weights_BT)
@@ -175,7 +175,7 @@ def test_sums_of_unequal_micro_batches_give_the_columns_of_the_whole() -> None:
     assert verl.columns({"actor/pg_loss": 1.0}) == {}
 
 
-def test_at_rest_the_variance_is_exactly_0_and_a_part_without_tokens_adds_nothing() -> None:
+def test_equal_policies_have_zero_variance_and_empty_parts_add_nothing() -> None:
     batch = minibatch() | {"log_prob": minibatch()["old_log_prob"]}
     _, at_rest = verl.policy_loss("steadymoe/gspo", **batch)
     assert verl.columns(at_rest)["token_ratio_variance"] == verl.columns(at_rest)["sequence_ratio_variance"] == 0
@@ -194,7 +194,7 @@ def test_the_plugin_imports_without_the_suites_requirements() -> None:
     assert json.loads(done.stdout) == []
 
 
-def test_the_check_explains_itself_without_verl(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_help_without_verl(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         check_verl.main(["--help"])
     assert "steadymoe/NAME" in capsys.readouterr().out

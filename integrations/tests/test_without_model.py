@@ -53,7 +53,7 @@ def measured(bundle: Bundle, name: str) -> dict[str, float]:
     return audit(bundle, name).set_index("measure")["mean"].to_dict()
 
 
-def test_grpos_numbers_are_the_ones_of_its_equation() -> None:
+def test_grpo_numbers_match_its_equation() -> None:
     """min(r A, clip(r) A): of A = 1 the token of ratio 1.5 is clipped, of A = −1 the token of ratio 0.6."""
     found = measured(small(), "grpo")
     weights = torch.tensor([0.0, 1.0, 0.5, 1.1, 0.0, 1.3, 0.9, 1.0]) / 8  # two responses of four tokens
@@ -65,7 +65,7 @@ def test_grpos_numbers_are_the_ones_of_its_equation() -> None:
     assert found["ess_sequences"] == pytest.approx(float(sums.sum() ** 2 / (2 * sums.square().sum())))
 
 
-def test_the_mass_by_decile_follows_the_old_probability() -> None:
+def test_mass_by_decile_follows_the_old_probability() -> None:
     found = measured(small(), "grpo")
     weights = torch.tensor([0.0, 1.0, 0.5, 1.1, 0.0, 1.3, 0.9, 1.0])
     expected = np.zeros(10)  # of eight tokens, from the least probable, the ranks 1 to 8
@@ -85,7 +85,7 @@ def test_losses_without_a_clip_agree_at_the_old_policy(bundle: Bundle) -> None:
     assert means["clip_low"] == means["clip_high"] == [0] * 3
 
 
-def test_padding_and_the_order_of_groups_change_nothing(bundle: Bundle) -> None:
+def test_padding_and_group_order_change_nothing(bundle: Bundle) -> None:
     order_B = torch.arange(24).view(6, 4).flip(0).flatten()
     moved = {name: values[order_B] for name, values in vars(bundle).items() if values is not None}
     wider = {name: pad(values, (0, 2)) if values.ndim == 2 else values for name, values in moved.items()}
@@ -107,7 +107,7 @@ def test_intervals_are_over_mini_batches() -> None:
     assert audit(small(minibatches=2), "grpo")["low"].isna().all()
 
 
-def test_every_algorithm_is_audited_or_says_what_it_lacks(bundle: Bundle) -> None:
+def test_every_algorithm_is_audited_or_names_what_it_lacks(bundle: Bundle) -> None:
     refused = {}
     for name in algorithms.names(presets=True):
         try:
@@ -123,7 +123,7 @@ def test_every_algorithm_is_audited_or_says_what_it_lacks(bundle: Bundle) -> Non
 # --- bad input ---------------------------------------------------------------------------------------
 
 
-def test_wrong_requests_are_refused_in_one_line(bundle: Bundle) -> None:
+def test_invalid_requests_are_refused_in_one_line(bundle: Bundle) -> None:
     alone = replace(small(), groups_B=torch.arange(2), minibatches_B=torch.zeros(2), advantages_BT=None)
     far = small(torch.tensor([[1.4] * 4, [0.01] * 4]))
     for given, names, advantage, key in (
@@ -172,7 +172,7 @@ def test_a_new_process_writes_the_same_numbers(bundle: Bundle, tmp_path: Path) -
     assert "grpo, gspo" in done.stdout
 
 
-def test_hostile_names_are_shown_letter_by_letter_and_refusals_write_nothing(
+def test_hostile_names_are_shown_literally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile, made = "a\x1b[31mred\nb\u202e", str(tmp_path / "a.csv")

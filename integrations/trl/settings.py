@@ -124,7 +124,7 @@ def check_routing(routing: str, layers: int) -> None:
     if routing not in ROUTINGS:
         raise UserError(f"unknown routing {routing!r}; choose from {', '.join(ROUTINGS)}")
     if routing != "off" and layers == 0:
-        raise UserError(f"routing={routing}: the model is dense, it has no router")
+        raise UserError(f"routing={routing}: the model is dense and has no routers")
 
 
 def check_sharding(config: PreTrainedConfig, args: GRPOConfig) -> None:

@@ -76,7 +76,7 @@ def gate(name: str, state: State) -> Gate:
         ("between 0.05 0.2", 0.01, 0.3, "not decided"),
     ],
 )
-def test_an_outcome_is_decided_by_its_whole_interval(side: str, low: float, high: float, verdict: str) -> None:
+def test_outcome_is_decided_by_its_whole_interval(side: str, low: float, high: float, verdict: str) -> None:
     name, *bounds = side.split()
     claimed = outcome(name, *map(float, bounds))
     seen = Measurement(estimate(low, high))
@@ -97,9 +97,7 @@ def test_an_outcome_is_decided_by_its_whole_interval(side: str, low: float, high
         (["not run", "contradicted"], "contradicted", "under stress only"),
     ],
 )
-def test_a_leg_is_supported_by_all_contradicted_by_one_and_mixed_by_both(
-    verdicts: list[Verdict], whole: str, without_moe_effect: str
-) -> None:
+def test_leg_verdict_combines_its_outcomes(verdicts: list[Verdict], whole: str, without_moe_effect: str) -> None:
     runs = of_runs(*verdicts)
     gradients = [replace(each, outcome=replace(each.outcome, leg="mechanism")) for each in of_runs("contradicted")]
     assert leg_verdict([*runs, *gradients], "trajectory") == whole
@@ -130,7 +128,7 @@ def test_a_leg_is_supported_by_all_contradicted_by_one_and_mixed_by_both(
         ("long", {"R8": NAN, "R9": 0.05, "R10": 1.1}, "not measured"),
     ],
 )
-def test_the_moe_effect_is_present_by_realism_gates_of_the_setting(
+def test_realism_gates_decide_the_moe_effect(
     setting: str, numbers: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def row(name: str, setting: str, number: float) -> Realism:
@@ -146,7 +144,7 @@ def test_the_moe_effect_is_present_by_realism_gates_of_the_setting(
     assert gates.moe_effect(NOWHERE, setting).state == state
 
 
-def test_what_is_detectable_follows_from_the_spread_and_not_from_the_effect() -> None:
+def test_detectable_difference_depends_only_on_the_spread() -> None:
     # With n = 34 a paired t test finds half of a standard deviation (Cohen 1988, table 2.4.1).
     claimed = outcome()
     seeds = tuple(0.5 + np.sqrt(33 / 34) * np.array([1, -1] * 17))  # a standard deviation of 1
@@ -181,7 +179,7 @@ def test_p_is_exact_and_about_the_threshold() -> None:
     assert outcome().p(replace(nine, degrees=18)) == pytest.approx(0.0363, abs=1e-4)  # two samples of ten
 
 
-def test_p_is_corrected_by_holm_for_the_outcomes_of_one_claim_and_those_that_have_not_run_count() -> None:
+def test_holm_counts_all_outcomes_of_a_claim() -> None:
     # Nine of ten on one side, all of one size: 22 of 1024 patterns are as far off, twice and thrice that is 4 and 6 %.
     there = outcome(seen=Measurement(Estimate(0.8, 0.1, 1.2, 10), (1.0,) * 9 + (-1.0,)))
 
@@ -198,7 +196,7 @@ def test_p_is_corrected_by_holm_for_the_outcomes_of_one_claim_and_those_that_hav
         assert (last.verdict, last.decides) == ("not run", "to be run: C (made)")
 
 
-def test_a_claim_is_answered_where_every_gate_that_it_needs_is_passed() -> None:
+def test_claim_is_answered_if_its_gates_are_passed() -> None:
     passed, waiting, failed = (gate("A", "passed"), gate("B", "not measured"), gate("C", "failed"))
     known = {each.need: each for each in (passed, waiting, failed)}
     assert blocking([passed.need], known) == []
@@ -221,7 +219,7 @@ def test_a_claim_is_answered_where_every_gate_that_it_needs_is_passed() -> None:
     assert of_runs("not decided")[0].decides == "more seeds"
 
 
-def test_a_share_of_0_makes_no_ratio_infinite_in_silence() -> None:
+def test_zero_share_is_noted_instead_of_an_infinite_ratio() -> None:
     shares, zero = pd.Series({0: 0.1, 1: 0.2, 2: 0.4}), pd.Series({0: 0.1, 1: 0.0, 2: 0.0})
     whole = effects.factor(shares, shares * 2)
     assert (whole.estimate.mean, whole.seeds, whole.note) == (pytest.approx(0.5), pytest.approx([np.log(0.5)] * 3), "")
@@ -238,7 +236,7 @@ def test_a_share_of_0_makes_no_ratio_infinite_in_silence() -> None:
 # --- the tables of the protocol ---------------------------------------------------------------------------------------
 
 
-def test_the_table_of_claims_is_that_of_the_protocol() -> None:
+def test_claims_match_the_protocol() -> None:
     rows = {}
     for line in (ROOT / "study" / "protocol.md").read_text().splitlines():
         if cells := re.match(r"\| (\d+) (.*?) \| .*? \| (.*?) \| (.*) \|$", line):
@@ -261,7 +259,7 @@ def test_the_table_of_claims_is_that_of_the_protocol() -> None:
     assert by_reward == {1, 3, 5, 7, 10, 15, 16, 27}  # the protocol: mean reward decides at *stale*, but 26 is tuned
 
 
-def test_the_gates_that_a_claim_needs_are_those_of_the_protocol_and_are_measured() -> None:
+def test_gates_of_claims_match_the_protocol_and_are_measured() -> None:
     section = (ROOT / "study" / "protocol.md").read_text().partition("\n## Gates\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| ([\d, ]+) \| (.*?) \|$", section, re.MULTILINE))
     numbers = {claim.number: claim for claim in CLAIMS}
@@ -280,7 +278,7 @@ def test_the_gates_that_a_claim_needs_are_those_of_the_protocol_and_are_measured
     assert {need for claim in CLAIMS for need in claim.needs} <= gates.gates(NOWHERE).keys()
 
 
-def test_a_row_names_its_arms_its_side_and_its_effect() -> None:
+def test_row_names_its_arms_side_and_effect() -> None:
     with pytest.raises(KeyError, match="GSPQ"):
         claims.effect({"mean reward": ["GSPQ", "GRPO"]})
     with pytest.raises(KeyError, match="mean rewards"):
@@ -358,7 +356,7 @@ def test_doses_are_levels_of_arms_in_a_table_and_a_figure(made: Recorded) -> Non
     assert places == [[0, 1], [1]]  # share has the second value alone
 
 
-def test_the_numbers_of_arms_are_those_of_their_runs_paired_by_seed(made: Recorded) -> None:
+def test_arm_numbers_match_their_runs_paired_by_seed(made: Recorded) -> None:
     assert made.final(A).tolist() == pytest.approx([0.2] * 10)
     assert made.collapsed(A) == (9, 10)
     counted = [np.mean(rewards(B, seed)[:11]) - np.mean(rewards(A, seed)[:11]) for seed in SEEDS]
@@ -393,7 +391,7 @@ def standing(arm: str, n: int, low: float = 0.4) -> dict[str, object]:
     return {"arm": arm, "outcome": "held-out accuracy", "metric": "eval_accuracy", "curve": arm != "beside"} | numbers
 
 
-def test_a_figure_names_n_that_differs_what_is_not_paired_and_draws_no_row_without_an_interval() -> None:
+def test_figure_names_differing_n_and_unpaired_arms() -> None:
     of_arms = {"A": range(10), "B": range(10), "C": range(6), "other seeds": range(200, 210), "beside": range(2)}
     rows = [
         {"arm": arm, "seed": seed, "algorithm": "grpo", "step": step, "metric": "eval_accuracy", "value": seed / 999}
@@ -411,7 +409,7 @@ def test_a_figure_names_n_that_differs_what_is_not_paired_and_draws_no_row_witho
     assert "not paired with the rest: other seeds." in caption
 
 
-def test_an_outcome_of_fewer_seeds_says_so_and_is_open_without_an_interval() -> None:
+def test_outcome_with_fewer_seeds_is_marked() -> None:
     base = {"claim": 1, "unit": "accuracy", "side": "above", "threshold": 0.0, "upper": NAN, "verdict": "not decided"}
     effects_of = {
         "a less b": estimate(0.1, 0.2),
@@ -426,12 +424,12 @@ def test_an_outcome_of_fewer_seeds_says_so_and_is_open_without_an_interval() -> 
     assert [line.get_markerfacecolor() == "white" for line in marks] == [False, False, True]
 
 
-def test_flat_alone_has_routers_of_another_size_than_its_other_weights() -> None:
+def test_only_flat_has_routers_of_another_size() -> None:
     # README and the page of claims: elsewhere a router factor of 1 is the equal relative step.
     assert [name for name in conf.names("model") if "router_scale:" in conf.text("model", name)] == ["flat"]
 
 
-def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Recorded) -> None:
+def test_area_of_a_constant_metric_follows_from_ranks(made: Recorded) -> None:
     # grad_norm is seed + 1 in both arms; those of A collapse, so they are the higher ones. Its seed 0 is falling when
     # it ends, too late to be judged: it is neither collapsed nor stable.
     area = effects.area(made, [A, B], "grad_norm").estimate
@@ -449,7 +447,7 @@ def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Re
     assert (same.mean, same.low, same.high) == (0, 0, 0)
 
 
-def test_announcing_a_collapse_has_the_error_of_runs_whose_horizon_the_left_out_seed_had_set(
+def test_warning_error_recomputes_the_horizon_per_left_out_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Areas of grad_norm: 0 of all seeds and without one of 1 to 3, 1 without seed 0, whose collapse at step 20 sets the
@@ -478,7 +476,7 @@ def test_a_page_that_is_a_link_is_refused_before_anything_is_read(tmp_path: Path
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
+def test_command_without_runs_says_what_to_run_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["study", "--results", str(tmp_path)])
@@ -543,7 +541,7 @@ def test_an_audit_after_updates_that_lose_the_reward_blocks_its_leg(audited: Rec
 # --- exploratory numbers ----------------------------------------------------------------------------------------------
 
 
-def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effect_of_r2_is_paired_by_seed_in_rollout_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def curves(study: Recorded, arms: list[Arm]) -> dict[str, pd.DataFrame]:
         (arm,) = arms
         times, moved = (0.25, 3.0) if "R2" in arm.label else (1.0, 1.0)
@@ -584,13 +582,13 @@ def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.
         ([(-0.3, -0.1), (-0.3, -0.1)], "wrong"),
     ],
 )
-def test_a_contrast_is_right_where_all_of_it_lies_above_0(intervals: list[tuple[float, float]], sign: str) -> None:
+def test_contrast_is_right_if_its_whole_interval_is_above_0(intervals: list[tuple[float, float]], sign: str) -> None:
     seen = [Measurement(estimate(low, high)) for low, high in intervals]
     contrast = claims.Contrast("", "", tuple(lambda study, each=each: each for each in seen))  # type: ignore[misc]
     assert contrast.sign(NOWHERE) == (seen, sign)
 
 
-def test_contrasts_over_the_frontier_say_in_how_many_cells_and_at_which_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frontier_contrasts_name_cells_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     def mean_reward(study: Recorded, arm: Arm) -> pd.Series:
         """Falls by 0.01 with each update, but at 4e-4; GSPO is 0.1 better at 8e-4 and 0.1 worse at other rates."""
         updates, rate = arm.axes.get("updates_per_rollout", 16), arm.axes.get("optimizer.learning_rate", 8e-4)
@@ -624,7 +622,7 @@ def test_the_best_setting_lies_inside_the_grid(monkeypatch: pytest.MonkeyPatch) 
         effects.best(NOWHERE, "gspo")
 
 
-def test_an_outcome_that_differs_in_mean_reward_alone_is_told_from_a_difference_in_level() -> None:
+def test_difference_in_mean_reward_only_is_distinguished_from_level() -> None:
     ahead, behind, unclear = estimate(0.05, 0.2), estimate(-0.2, -0.05), estimate(-0.1, 0.1)
     rows = [
         ("speed", ahead, unclear, unclear, unclear),

@@ -41,7 +41,7 @@ def test_sharpening_is_the_gradient_of_the_negative_entropy() -> None:
     assert_close(made, expected)
 
 
-def test_sharpening_lowers_the_entropy_of_a_run_and_reads_no_advantage(tmp_path: Path) -> None:
+def test_sharpening_lowers_entropy_without_reading_advantages(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm=sharpening", "optimizer.learning_rate=3e-3", "updates_per_rollout=1")
     before = made.step(1).rows["updates"][0]["entropy"]
     for step in range(2, 12):

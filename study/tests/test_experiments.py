@@ -78,7 +78,7 @@ def test_every_arm_is_one_that_an_experiment_runs() -> None:
             experiments.arm("x", "study_tuning", algorithm, overrides)
 
 
-def test_pages_and_the_makefile_name_experiments_of_the_table() -> None:
+def test_pages_and_makefile_name_existing_experiments() -> None:
     known = {*TABLE, *PARTS, *(row.recorded_as for row in TABLE.values()), "study_rates"}  # of the first edition
     for page in (*(ROOT / "docs").glob("*.md"), *(ROOT / "study").glob("*.md"), ROOT / "Makefile"):
         text = page.read_text()
@@ -87,7 +87,7 @@ def test_pages_and_the_makefile_name_experiments_of_the_table() -> None:
     assert {name for claim in CLAIMS for name in claim.experiments} <= TABLE.keys()
 
 
-def test_a_name_means_one_experiment_or_one_part() -> None:
+def test_experiment_and_part_names_do_not_overlap() -> None:
     assert not PARTS.keys() & TABLE.keys()
 
 
@@ -100,19 +100,19 @@ def test_each_part_has_the_seeds_of_the_protocol() -> None:
         assert set(row.seeds) <= set(allowed), row.name
 
 
-def test_a_plan_goes_on_behind_branches_whose_trunk_has_not_run(
+def test_plan_continues_after_branches_without_a_trunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["audit_mid", "gates_branches", "study_best", "seed=3", "--dry"]
     assert command.main(["run", *words]) == 0
     shown = capsys.readouterr().out
-    assert all(f"begins from runs of {trunk}" in shown for trunk in ("audit_trunk", "gates_trunk"))
+    assert all(f"starts from runs of {trunk}" in shown for trunk in ("audit_trunk", "gates_trunk"))
     assert "1 runs: 1 to run" in shown
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_of_a_run_reproduces_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = compose.plan(["experiment=study_best", "seed=3", f"results_dir={tmp_path}"])[0]
     words = shlex.split(run.command)
     assert words[:5] == ["python", "-m", "study", "run", "study_best"]
@@ -127,7 +127,7 @@ def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("row", one_of_each_kind([row for row in TABLE.values() if row.also]))
-def test_the_command_of_a_run_makes_it_alone_in_an_experiment_of_several_sweeps(row: Experiment) -> None:
+def test_command_of_a_run_selects_it_among_several_sweeps(row: Experiment) -> None:
     for run in runs_of(row, f"seed={row.seeds[0]}"):
         words = [word for word in shlex.split(run.command) if "=" in word and not word.startswith("experiment=")]
         (again,) = runs_of(row, *words)
@@ -145,7 +145,7 @@ def test_the_command_of_a_run_makes_it_alone_in_an_experiment_of_several_sweeps(
         ("centering", "seed=203 engine.strength=0.2 updates_per_rollout=8"),
     ],
 )
-def test_overrides_choose_among_the_runs_of_all_sweeps(name: str, overrides: str) -> None:
+def test_overrides_select_runs_across_sweeps(name: str, overrides: str) -> None:
     def has(run: Run, key: str, values: str) -> bool:
         return str(run.choices.get(key, identity.flatten(run.plain).get(key))) in values.split(",")
 
@@ -156,7 +156,7 @@ def test_overrides_choose_among_the_runs_of_all_sweeps(name: str, overrides: str
     assert set(chosen) == expected
 
 
-def test_overrides_may_name_what_no_sweep_has() -> None:
+def test_overrides_may_set_fields_outside_the_sweeps() -> None:
     assert len(runs_of(TABLE["study_best"], "seed=3", "algorithm=vespo")) == 1
     assert len(runs_of(TABLE["centering_tuning"], "seed=101")) == TABLE["centering_tuning"].runs
 
@@ -172,7 +172,7 @@ def test_overrides_may_name_what_no_sweep_has() -> None:
         ["--format", "gif"],
     ],
 )
-def test_a_wrong_argument_is_refused_in_one_line(
+def test_invalid_argument_is_refused_in_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["study", *words])

@@ -105,7 +105,7 @@ def states(study: Recorded) -> dict[tuple[str, str], str]:
     return {(need.gate, need.setting): each.state for need, each in gates.gates(study).items()}
 
 
-def test_a_sound_testbed_passes_every_gate_and_the_numbers_are_those_that_were_made(sound: Made) -> None:
+def test_sound_testbed_passes_every_gate_with_the_planted_numbers(sound: Made) -> None:
     assert set(states(sound).values()) == {"passed"}
     numbers = {need: each.number for need, each in gates.gates(sound).items()}
     expected = {("V1", "learning"): 0.5, ("V2", "stale"): 0.4, ("V3", "stale"): 1.0, ("V4", "mismatch"): 0.1}
@@ -134,12 +134,14 @@ def test_a_sound_testbed_passes_every_gate_and_the_numbers_are_those_that_were_m
         (STALE["gspo"], 0.4, 0.3, {("V5", "stale")}),
     ],
 )
-def test_a_gate_fails_alone(sound: Made, arm: Arm, start: float, end: float, failed: set[tuple[str, str]]) -> None:
+def test_gates_fail_independently(
+    sound: Made, arm: Arm, start: float, end: float, failed: set[tuple[str, str]]
+) -> None:
     sound.add(arm, start, end)
     assert {key for key, state in states(sound).items() if state == "failed"} == failed
 
 
-def test_a_twin_that_collapses_twice_in_ten_fails_and_a_control_that_collapses_counts(sound: Made) -> None:
+def test_collapses_count_against_a_twin_and_for_a_control(sound: Made) -> None:
     sound.fallen[Made.key(TWIN)] = [3]
     assert states(sound)["V2", "stale"] == "passed"
     sound.fallen[Made.key(TWIN)] = [3, 4]
@@ -159,7 +161,7 @@ def test_resolution_needs_a_small_spread_or_enough_seeds(sound: Made) -> None:
     assert states(sound)["V7", "stale"] == "passed"
 
 
-def test_the_primary_outcome_leaves_out_the_steps_that_only_confirm(sound: Made) -> None:
+def test_primary_outcome_excludes_confirmation_steps(sound: Made) -> None:
     rewards, accuracies = sound.arms[Made.key(STALE["grpo"])]
     last = STEPS - PATIENCE // UPDATES + 1
     rewards = np.concatenate([np.ones((10, last)), np.zeros((10, STEPS - last))], axis=1)
@@ -196,7 +198,7 @@ def test_a_gate_without_runs_is_not_measured_and_says_what_to_run(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound: Made) -> None:
+def test_realism_has_a_row_per_setting_and_names_unrecorded_numbers(sound: Made) -> None:
     assert gates.realism(Made()) == []
     sound.metrics[Made.key(STALE["grpo_unclipped"])] = {"token_ratio_variance": np.linspace(2, 4, 10)}
     sound.add(DENSE, 0.4, 0.2)
@@ -222,7 +224,7 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
     assert vars(again.number) == pytest.approx(vars(found["R5", "stale"].number))
 
 
-def test_what_archives_of_runs_lack_comes_from_the_calibration(sound: Made, tmp_path: Path) -> None:
+def test_numbers_missing_from_archives_come_from_the_calibration(sound: Made, tmp_path: Path) -> None:
     sound._calibration = tmp_path / "calibration.csv"
     lines = ["key,of,mean,low,high,n,unit", "margin_over_spread,,0.1,0.08,0.12,256,prompts"]
     lines += [f"set_disagreement,{engine},{mean},,,64,prompts" for engine, mean in (("exact", 0.0), ("fp8", 0.2))]
@@ -238,7 +240,7 @@ def test_what_archives_of_runs_lack_comes_from_the_calibration(sound: Made, tmp_
     assert shown["n"].tolist() == ["256 prompts", "64 prompts"]
 
 
-def test_an_arm_of_the_study_that_loses_its_reward_in_one_rollout_is_named(sound: Made) -> None:
+def test_arm_that_loses_its_reward_in_one_rollout_is_named(sound: Made) -> None:
     sound.add(PAPERS, 0.4, 0.36)
     sound.add(PAPERS_R2, 0.4, 0.28)
     kept = gates.kept(sound)
@@ -253,7 +255,7 @@ def test_an_arm_of_the_study_that_loses_its_reward_in_one_rollout_is_named(sound
     assert states(sound)["V5", "stale"] == "passed"  # as fixed before the study: GRPO and GSPO
 
 
-def test_the_settings_run_on_after_the_last_step_that_counts() -> None:
+def test_settings_run_beyond_the_last_counted_step() -> None:
     experiments.register()
     for name in ("gates_stale", "gates_mismatch", "gates_noise", "gates_learning"):
         config = compose.plan([f"experiment={name}"], multirun=True)[0].config

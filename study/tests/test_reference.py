@@ -32,7 +32,7 @@ LINKED = {path.as_posix() for path in linked.kept()}
 AUDITS = [path.parent.name for path in (REFERENCE / "audits").glob("*/audits.parquet")]
 
 
-def test_git_keeps_what_a_page_links_and_nothing_else() -> None:
+def test_git_keeps_exactly_what_pages_link() -> None:
     assert (REFERENCE / ".gitignore").read_text() == linked.ignored()
     listing = ["git", "-C", str(REFERENCE), "ls-files", "figures", "tables"]
     tracked = subprocess.run(listing, capture_output=True, text=True, check=False)
@@ -56,7 +56,7 @@ def linked_or_checked(experiment: str) -> Any:
 
 
 @pytest.mark.parametrize("experiment", [linked_or_checked(name) for name in KEPT])
-def test_kept_tables_are_those_of_the_data(experiment: str) -> None:
+def test_kept_tables_match_the_data(experiment: str) -> None:
     data = report_page.with_derived(archive.load(REFERENCE, experiment))
     texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])
     for spec in report_page.figures_of(experiment):
@@ -84,7 +84,7 @@ def shown(verdicts: Verdicts) -> str:
     return page.text(verdicts.study, verdicts, list(verdicts.gates.values()), "../results/reference/figures")
 
 
-def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> None:
+def test_verdicts_match_the_data(verdicts: Verdicts, shown: str) -> None:
     compare(verdicts.texts())
     for spec, named, data in verdicts.figures():
         compare(write.figure_texts(spec.stem(named), spec.figure(data), spec.caption))
@@ -95,7 +95,7 @@ def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> N
     assert len(re.findall(r"\.png\)", committed)) == len(verdicts.figures())
 
 
-def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdicts, shown: str) -> None:
+def test_claim_is_answered_if_its_runs_and_gates_exist(verdicts: Verdicts, shown: str) -> None:
     for claim in CLAIMS:
         section = shown.partition(f"## Claim {claim.number}\n")[2].partition("\n## ")[0]
         for leg in LEGS:
@@ -134,18 +134,18 @@ def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: Verdicts) ->
             assert verdicts.study.first(arm).tolist() == verdicts.study.first(arms.STALE_BEST["grpo"]).tolist(), arm
 
 
-def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
+def test_failed_gate_blocks_every_answer(verdicts: Verdicts) -> None:
     failed = Gate(Need("V2", "stale"), "failed", "seen")
     for claim in CLAIMS:
         for each in findings(verdicts.study, claim.outcomes, [failed], [failed]):
             assert each.verdict == "not testable here"
 
 
-def test_the_readmes_count_of_verdicts_is_the_studys(verdicts: Verdicts) -> None:
+def test_readme_verdict_counts_match_the_study(verdicts: Verdicts) -> None:
     assert verdicts.counts() in (STUDY.parent / "README.md").read_text()
 
 
-def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: Verdicts) -> None:
+def test_independent_implementation_agrees_with_the_claims(verdicts: Verdicts) -> None:
     script = STUDY / "tests" / "study_effects.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
     assert_same(made, (STUDY / "tests" / "study_effects.csv").read_text(), "study_effects.csv")

@@ -359,7 +359,7 @@ FAR |= {"ipo@prime-rl-3418"}  # the weight is bounded, the gradient stays
 
 @pytest.mark.parametrize("scale", [0.0005, 0.02, 0.4, 1.5], ids=lambda scale: f"log-ratios of {scale}")
 @pytest.mark.parametrize("name", sorted({*names(), *EQUATIONS}))
-def test_value_and_gradient_are_those_of_the_equation(name: str, scale: float) -> None:
+def test_value_and_gradient_match_the_equation(name: str, scale: float) -> None:
     equation, weight = EQUATIONS[name]
     batch = ragged(scale)
     loss, grad_BT, _ = run(load(name), batch)
@@ -375,7 +375,7 @@ def test_value_and_gradient_are_those_of_the_equation(name: str, scale: float) -
 
 
 @pytest.mark.parametrize("host", ["grpo", "gspo"])
-def test_up_has_the_gradient_of_topr_on_good_responses_and_of_its_host_on_the_others(host: str) -> None:
+def test_up_uses_toprs_gradient_on_good_responses_and_its_hosts_elsewhere(host: str) -> None:
     batch = ragged(0.4)
     (_, grad_BT, found), (_, host_BT, of_host), (_, topr_BT, _) = (
         run(load(name), batch) for name in (f"up_{host}", host, "topr")
@@ -395,7 +395,7 @@ def test_every_preset_is_compared_with_a_peer_or_with_its_equation() -> None:
     assert {name for name in names(presets=True) if "@" in name} <= peers | set(EQUATIONS)
 
 
-def test_topr_of_verls_pull_request_weighs_responses_alike() -> None:
+def test_topr_of_verls_pull_request_weights_responses_equally() -> None:
     one_BT = torch.full((2, 3), -1.0)
     batch = Batch(
         logprobs_BT=one_BT,
@@ -409,7 +409,7 @@ def test_topr_of_verls_pull_request_weighs_responses_alike() -> None:
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_tokens_marked_as_clipped_are_those_that_lost_their_gradient_or_are_capped(name: str) -> None:
+def test_marks_match_tokens_without_gradient_or_with_capped_weight(name: str) -> None:
     batch = ragged(1.5 if name in FAR else 0.4)
     _, grad_BT, output = run(load(name), batch)
     assert ("clipped_low_BT" not in output.metrics) == (name in WITHOUT_CLIP)
@@ -432,7 +432,7 @@ def test_tokens_marked_as_clipped_are_those_that_lost_their_gradient_or_are_capp
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_class_has_the_numbers_of_its_yaml_as_defaults(name: str) -> None:
+def test_class_defaults_match_the_yaml(name: str) -> None:
     loss = load(name)
     if type(loss).__module__.endswith(f".{name}"):  # not a variant, the same class with other numbers
         assert type(loss)() == loss

@@ -111,9 +111,7 @@ RHOS: Rhos = [[0.5, 2.0, 3.0], [1.5, 1.6]]
     ],
     ids=repr,
 )
-def test_a_corrections_closed_form(
-    correction: Correction, rhos: list[list[float]], expected: list[list[float]]
-) -> None:
+def test_correction_closed_form(correction: Correction, rhos: list[list[float]], expected: list[list[float]]) -> None:
     close(weights(correction, rhos), expected)
 
 
@@ -129,7 +127,7 @@ def test_kpop_needs_both_directions() -> None:
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=repr)
-def test_a_correction_is_the_identity_where_both_policies_agree(correction: Correction) -> None:
+def test_correction_is_the_identity_for_equal_policies(correction: Correction) -> None:
     batch = ragged()
     batch = replace(batch, rollout_logprobs_BT=batch.old_logprobs_BT)
     weights_BT = correction.weights(batch)
@@ -139,7 +137,7 @@ def test_a_correction_is_the_identity_where_both_policies_agree(correction: Corr
 
 
 @pytest.mark.parametrize("name", [name for name in names() if not load(name).traits.corrects_for_sampler])
-def test_a_correction_weighs_each_token_after_the_hosts_clip(name: str) -> None:
+def test_correction_weights_tokens_after_the_hosts_clip(name: str) -> None:
     """With a sequence ratio too: the gradient of token t is multiplied by the weight of token t, as in GSPO-token."""
     batch = ragged()
     _, grad_BT, plain = run(load(name), batch)
@@ -154,7 +152,7 @@ def test_a_correction_weighs_each_token_after_the_hosts_clip(name: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [load("dppo"), load("minirl"), load("trm"), load("grpo", anchor="rollout")], ids=repr)
-def test_a_loss_with_its_ratio_to_the_sampler_takes_no_correction(loss: PolicyLoss) -> None:
+def test_loss_with_its_ratio_to_the_sampler_refuses_a_correction(loss: PolicyLoss) -> None:
     objective(loss)
     with pytest.raises(ValueError, match="count the discrepancy twice"):
         objective(loss, TruncatedIS())
@@ -165,7 +163,7 @@ def test_a_loss_with_its_ratio_to_the_sampler_takes_no_correction(loss: PolicyLo
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("name", ["grpo", "cispo", "dr_grpo", "luspo"])
-def test_the_kl_term_closed_form(name: str, estimator: str) -> None:
+def test_kl_term_closed_form(name: str, estimator: str) -> None:
     batch = ragged()
     reference_BT = batch.get("old_logprobs_BT") - 0.2
     x_BT = (batch.logprobs_BT - reference_BT).detach()
@@ -225,7 +223,7 @@ def test_the_entropy_bonus_is_the_aggregated_entropy() -> None:
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "trm", "rspo"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_fp32(name: str, dtype: torch.dtype) -> None:
+def test_half_precision_inputs_are_computed_in_fp32(name: str, dtype: torch.dtype) -> None:
     batch = ragged()
     halves: dict[str, Any] = {
         key: values.detach().to(dtype) if values.is_floating_point() else values
@@ -243,7 +241,7 @@ def test_half_precision_is_computed_in_fp32(name: str, dtype: torch.dtype) -> No
     assert_close(grad_BT, expected_BT.to(dtype))
 
 
-def test_a_batch_without_what_a_loss_reads_is_answered_with_its_name() -> None:
+def test_missing_batch_field_is_named() -> None:
     batch = ragged()
     for name, missing in (
         ("grpo", "old_logprobs_BT"),
@@ -272,9 +270,7 @@ def test_a_batch_without_what_a_loss_reads_is_answered_with_its_name() -> None:
         ("advantages_BT", torch.ones(4, 4).long(), r"advantages_BT must hold floating-point numbers; got torch.int64"),
     ],
 )
-def test_a_field_of_another_shape_than_its_name_says_is_refused_with_both_shapes(
-    name: str, wrong: Tensor, answer: str
-) -> None:
+def test_field_of_the_wrong_shape_is_refused_with_both_shapes(name: str, wrong: Tensor, answer: str) -> None:
     right = {key: torch.zeros(4, 4) for key in ("logprobs_BT", "old_logprobs_BT", "advantages_BT")}
     made = Batch(**right, mask_BT=torch.ones(4, 4), router_log_ratio_LBTK=torch.zeros(3, 4, 4, 2))
     for dtype in (torch.bool, torch.long, torch.float64):
@@ -290,7 +286,7 @@ def test_grpo_with_the_sequence_ratio_is_gspo_token() -> None:
     same(load("grpo", ratio="sequence", clip_low=3e-4, clip_high=4e-4), load("gspo_token"), ragged(0.001))
 
 
-def test_the_ratio_units_closed_form() -> None:
+def test_ratio_units_closed_form() -> None:
     batch = ragged()
     r_BT = (batch.logprobs_BT - batch.get("old_logprobs_BT")).exp().detach()
     for unit in ("sequence", "product"):
@@ -310,7 +306,7 @@ def test_the_anchor_is_the_policy_in_the_denominator() -> None:
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"])
-def test_the_aggregation_is_a_switch(mode: str) -> None:
+def test_aggregation_is_configurable(mode: str) -> None:
     batch = ragged()
     length = 7 if mode == "constant" else None
     _, grad_BT, _ = run(load("reinforce", aggregation=mode, constant_length=length), batch)
@@ -380,7 +376,7 @@ def test_the_aggregation_is_a_switch(mode: str) -> None:
         ("gpro", {}, r"'gpro'.*grpo, .*gspo, .*reinforce"),
     ],
 )
-def test_an_impossible_field_is_refused_by_its_name(name: str, wrong: dict[str, Any], message: str) -> None:
+def test_impossible_field_is_refused_by_name(name: str, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load(name, **wrong)
 
@@ -403,7 +399,7 @@ def test_an_impossible_field_is_refused_by_its_name(name: str, wrong: dict[str, 
         (BatchWhitened, {"epsilon": -1e-6}, "epsilon"),
     ],
 )
-def test_an_impossible_addition_is_refused_by_its_name(cls: Any, wrong: dict[str, Any], message: str) -> None:
+def test_impossible_addition_is_refused_by_name(cls: Any, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cls(**wrong)
 
@@ -419,7 +415,7 @@ def test_an_impossible_addition_is_refused_by_its_name(cls: Any, wrong: dict[str
         ("gspo", "clip_hihg", "clip_high"),
     ],
 )
-def test_the_field_that_was_probably_meant_is_named(name: str, wrong: str, right: str) -> None:
+def test_likely_intended_field_is_suggested(name: str, wrong: str, right: str) -> None:
     with pytest.raises(TypeError, match=f"has no '{wrong}'; did you mean {right}\\?"):
         load(name, **{wrong: 0.2})
 
@@ -453,7 +449,7 @@ def test_the_top_k_divergence_is_over_the_listed_tokens_and_the_rest() -> None:
             assert outside.loss == 0
 
 
-def test_rspos_first_form_weighs_after_the_clip_by_the_sign_of_the_advantage() -> None:
+def test_rspo_v1_weights_after_the_clip_by_the_advantages_sign() -> None:
     batch = ragged()
     shift_BT = batch.get("router_log_ratio_LBTK").abs().mean((0, 3))
     gamma_BT = (-shift_BT).exp().clamp(min=0.8)
@@ -467,7 +463,7 @@ def test_rspos_first_form_weighs_after_the_clip_by_the_sign_of_the_advantage() -
     assert_close(grad_BT, host_BT * mean_B1 ** batch.advantages_BT.sign())
 
 
-def test_rspo_over_layers_as_a_product_and_with_tokens_dropped() -> None:
+def test_rspo_supports_products_over_layers_and_dropped_tokens() -> None:
     batch = ragged()
     gamma_BT = (-batch.get("router_log_ratio_LBTK").abs().mean(3).sum(0)).exp()
     dropped_BT = gamma_BT < 0.5
@@ -478,7 +474,7 @@ def test_rspo_over_layers_as_a_product_and_with_tokens_dropped() -> None:
     assert_close(grad_BT, kept_BT.masked_fill(dropped_BT, 0.0))
 
 
-def test_trm_without_logits_uses_the_papers_estimates_and_can_bound_the_mean() -> None:
+def test_trm_without_logits_uses_the_papers_estimates() -> None:
     batch = ragged()
     log_BT = batch.logprobs_BT - batch.get("rollout_logprobs_BT")
     largest_B = ((log_BT**2 / 2) * batch.mask_BT).amax(-1)
@@ -496,7 +492,7 @@ def test_trm_without_logits_uses_the_papers_estimates_and_can_bound_the_mean() -
 
 
 @pytest.mark.parametrize("a_token", [-1.0, -19.0, -21.0, -45.0, -100.0, -1000.0])
-def test_gepo_is_what_it_is_at_any_likelihood(a_token: float) -> None:
+def test_gepo_is_accurate_at_any_likelihood(a_token: float) -> None:
     """In fp32 q² underflows below a log-probability of −44 a token; E is compared with exponentials in float64."""
     rows = torch.tensor([[0.0, -0.5], [-1.0, 0.3], [0.2, 0.2], [-0.4, -0.1]])
     means = (a_token + rows).double().mean(-1)
@@ -518,12 +514,12 @@ def test_gepo_is_what_it_is_at_any_likelihood(a_token: float) -> None:
         assert gradient_BT[i, 0].item() == pytest.approx(slope.item(), rel=1e-4 * max(1, -a_token / 100))
 
 
-def test_through_the_ratio_or_in_front_of_the_logarithm_a_mask_has_one_gradient() -> None:
+def test_dis_and_icepop_share_a_gradient_in_one_band() -> None:
     """DIS and IcePop in one band differ in the value alone."""
     same(load("icepop", ratio_low=0.4, ratio_high=3.0), load("dis", clip_low=0.6, clip_high=2.0), ragged(1.5), False)
 
 
-def test_ipo_masks_what_dppo_masks_and_the_tokens_on_their_way_back() -> None:
+def test_ipo_also_masks_tokens_that_move_back() -> None:
     batch = ragged(1.5)
     ipo, dppo = load("ipo", max_divergence=0.1, ratio_cap=None), load("dppo", max_divergence=0.1)
     dppo = replace(dppo, aggregation="token-mean")
@@ -533,7 +529,7 @@ def test_ipo_masks_what_dppo_masks_and_the_tokens_on_their_way_back() -> None:
     assert_close(ipo_BT, dppo_BT.masked_fill(masked_BT, 0.0))
 
 
-def test_mis_po_keeps_tokens_and_responses_on_which_trainer_and_sampler_agree() -> None:
+def test_mis_po_keeps_tokens_where_trainer_and_sampler_agree() -> None:
     rhos = [[0.45, 1.0, 2.1], [1.0, 1.0005], [1.0, 1.003]]
     wide = {"sequence_low": 0.5, "sequence_high": 2.0}
     for numbers, kept in (
@@ -557,7 +553,7 @@ def moved(ratios: list[list[float]], advantages: list[float], mu: float = 0.25) 
     )
 
 
-def test_cppo_is_dppo_without_budget_and_weight_and_masks_after_a_prefix_that_moved() -> None:
+def test_cppo_masks_after_a_shifted_prefix_and_else_equals_dppo() -> None:
     same(load("cppo", prefix_budget=1e9, least_weight=1.0), load("dppo"), ragged(1.5))
     batch = moved([[1.76, 1.4]], [1.0])  # D = 0.19 and 0.1; after the first, 0.2 + 0.02 − 0.19 = 0.03 is left
     for name, kept in (("dppo", [True, True]), ("cppo", [True, False])):
@@ -565,7 +561,7 @@ def test_cppo_is_dppo_without_budget_and_weight_and_masks_after_a_prefix_that_mo
         assert (grad_BT != 0).tolist() == [kept]
 
 
-def test_sat_narrows_the_outward_end_beyond_the_quantile_of_the_whole_mini_batch() -> None:
+def test_sat_narrows_the_outward_edge_beyond_the_mini_batch_quantile() -> None:
     """The furthest of four tokens has |d| above the median u; at the median itself the band is the host's."""
     others = [[0.95], [1.04], [1.0]]
     for advantage, ratio in ((1.0, 1.15), (-1.0, 1 / 1.15)):
@@ -590,7 +586,7 @@ def test_flash_reinforce_rejects_a_response_by_its_mean_kl() -> None:
         assert_close(grad_BT, -torch.tensor([[1.3, 1.0]], dtype=torch.float64) / 2 * kept)
 
 
-def test_r2vpos_multiplier_follows_the_excess_of_the_variance_and_never_falls_below_zero() -> None:
+def test_r2vpo_multiplier_follows_excess_variance_and_stays_nonnegative() -> None:
     batch = ragged()
     loss = load("r2vpo", multiplier_step=2.0)
     r_N = (batch.logprobs_BT - batch.get("old_logprobs_BT")).exp()[batch.mask_BT.bool()]
@@ -604,9 +600,7 @@ def test_r2vpos_multiplier_follows_the_excess_of_the_variance_and_never_falls_be
 
 @pytest.mark.parametrize("rows", [RESPONSES, 0])
 @pytest.mark.parametrize("correction", [None, *CORRECTIONS], ids=str)
-def test_a_batch_without_a_token_has_no_loss_under_any_correction_and_addition(
-    correction: Correction | None, rows: int
-) -> None:
+def test_batch_without_tokens_has_zero_loss_under_every_addition(correction: Correction | None, rows: int) -> None:
     batch = part(without_tokens(ragged()), torch.arange(rows))
     batch = replace(batch, responses=None, tokens=None)
     for estimator in ("k1", "k2", "k3"):
@@ -617,7 +611,7 @@ def test_a_batch_without_a_token_has_no_loss_under_any_correction_and_addition(
 
 
 @pytest.mark.parametrize("name", names(presets=True))
-def test_a_batch_without_a_token_changes_no_state(name: str) -> None:
+def test_batch_without_tokens_does_not_change_state(name: str) -> None:
     """Neither one whose tokens are masked nor one without rows; the loss is 0."""
     loss = load(name)
     for rows in (RESPONSES, 0):
@@ -636,7 +630,7 @@ REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.7, 0.7, 0.7, 0.7]])
 TOKEN_COUNTS = torch.tensor([[1, 2, 3, 4], [5, 1, 1, 1]])
 
 
-def test_advantages_that_subtract_the_groups_mean() -> None:
+def test_advantages_subtract_the_group_mean() -> None:
     mean_PG = GroupMean()(REWARDS, TOKEN_COUNTS)
     assert mean_PG.tolist() == [[0.5, -0.5, -0.5, 0.5], [0, 0, 0, 0]]
     left_out_PG = LeaveOneOut()(REWARDS, TOKEN_COUNTS)
@@ -648,13 +642,13 @@ def test_advantages_that_subtract_the_groups_mean() -> None:
     assert (GroupMeanStd()(torch.full((2, 8), 0.7), torch.ones(2, 8)) == 0).all()  # exactly
 
 
-def test_the_batch_mean_is_subtracted_alone() -> None:
+def test_batch_mean_is_subtracted_without_scaling() -> None:
     assert_close(BatchMean()(REWARDS, TOKEN_COUNTS), REWARDS - 0.6)  # (1 + 0 + 0 + 1 + 4 · 0.7)/8
     for prompts in range(1, 40):
         assert not BatchMean()(torch.full((prompts, 8), 0.7), torch.ones(prompts, 8)).any()
 
 
-def test_leave_one_out_with_the_others_deviation() -> None:
+def test_leave_one_out_std_uses_the_other_rewards() -> None:
     advantages_PG = LeaveOneOutStd(epsilon=1e-6)(REWARDS, TOKEN_COUNTS)
     others = torch.tensor([0.0, 0.0, 1.0])  # of the first response
     assert_close(advantages_PG[0, 0], (1 - others.mean()) / (others.std() + 1e-6))
@@ -668,7 +662,7 @@ def test_leave_one_out_with_the_others_deviation() -> None:
         assert found.item() == pytest.approx(-reward)
 
 
-def test_whitening_counts_a_response_once_for_each_of_its_tokens() -> None:
+def test_whitening_weights_responses_by_length() -> None:
     for subtract in (False, True):
         values_PG = GroupMean()(REWARDS, TOKEN_COUNTS) if subtract else REWARDS
         every = torch.cat(
@@ -751,7 +745,7 @@ for subtract in (False, True):
 
 @pytest.mark.parametrize("tokens", [0, 1])
 @pytest.mark.parametrize("advantage", EXACT, ids=str)
-def test_advantages_are_finite_with_one_token_and_with_none(advantage: Any, tokens: int) -> None:
+def test_advantages_are_finite_with_one_token_or_none(advantage: Any, tokens: int) -> None:
     lengths_PG = torch.zeros(2, 4, dtype=torch.long)
     lengths_PG[0, 0] = tokens
     assert advantage(REWARDS, lengths_PG).isfinite().all()
@@ -840,7 +834,7 @@ BLIND = {"trm", "dis", "icepop", "ipo", "ipo@prime-rl-3418"}  # they mask both s
 
 
 @pytest.mark.parametrize(("name", "numbers", "edge", "sign", "unit"), EDGES)
-def test_a_token_loses_its_gradient_just_beyond_the_edge_and_not_before_it(
+def test_gradient_vanishes_just_beyond_the_edge(
     name: str, numbers: dict[str, Any], edge: float, sign: int, unit: str
 ) -> None:
     outward = 1e-6 if edge > 1 else -1e-6
@@ -853,7 +847,7 @@ def test_a_token_loses_its_gradient_just_beyond_the_edge_and_not_before_it(
             assert slope(load(name, **numbers), one(-2.0 * sign, **ratios)) != 0
 
 
-def test_a_capped_weight_is_the_cap_beyond_it() -> None:
+def test_weight_beyond_the_cap_is_the_cap() -> None:
     for name, cap in (("cispo", 1.2), ("minpro", 1.2)):
         assert slope(load(name), one(2.0, r=cap * 0.999)) == pytest.approx(2 * cap * 0.999)
         assert slope(load(name), one(2.0, r=cap * 1.001)) == pytest.approx(2 * cap)
@@ -867,18 +861,18 @@ def test_a_capped_weight_is_the_cap_beyond_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["gspo@nemo-rl-0.6", "minpro@xorl"])
-def test_a_preset_without_a_dual_clip_keeps_the_gradient_of_a_bad_token_at_any_ratio(name: str) -> None:
+def test_bad_token_keeps_its_gradient_without_a_dual_clip(name: str) -> None:
     assert slope(load(name), one(-2.0, r=100.0)) == pytest.approx(-200)
 
 
-def test_a_dual_clip_takes_the_gradient_of_a_bad_token_and_marks_it() -> None:
+def test_dual_clip_removes_and_marks_the_gradient_of_a_bad_token() -> None:
     loss, grad_BT, output = run(load("ppo_clip", dual_clip=3.0), one(-1.0, r=4.0))
     assert (loss, grad_BT.item(), output.metrics["clipped_high_BT"].item()) == (3.0, 0.0, True)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.27), (3e-4, 4e-4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_mark_is_a_zero_gradient_to_the_last_bit(dtype: torch.dtype, low: float, high: float) -> None:
+def test_marked_tokens_have_exactly_zero_gradient(dtype: torch.dtype, low: float, high: float) -> None:
     edges = torch.tensor([1 - low, 1 + high], dtype=dtype)
     around = [torch.nextafter(edges, torch.full_like(edges, to)) for to in (0, 2)]
     ratio = torch.cat([edges, *around]).repeat(2).requires_grad_()
@@ -891,7 +885,7 @@ def test_a_mark_is_a_zero_gradient_to_the_last_bit(dtype: torch.dtype, low: floa
     assert_close(gradient, torch.where(clipped.clipped_low_BT | clipped.clipped_high_BT, 0, advantages))
 
 
-def test_the_scaled_band_of_gspo_is_each_responses_own() -> None:
+def test_scaled_band_of_gspo_depends_on_response_length() -> None:
     """A response of T tokens has the plain band times √(reference / T)."""
     batch, reference = ragged(0.02), 64
     _, grad_BT, output = run(load("gspo", scale_band_with_length=True, reference_length=reference), batch)
@@ -902,7 +896,7 @@ def test_the_scaled_band_of_gspo_is_each_responses_own() -> None:
         assert torch.equal(output.metrics["clipped_high_BT"][i], plain.metrics["clipped_high_BT"][i])
 
 
-def test_gspo_takes_the_mean_of_an_advantage_that_differs_within_a_response() -> None:
+def test_gspo_averages_advantages_within_a_response() -> None:
     batch = ragged(1e-5)
     uneven_BT = batch.advantages_BT + torch.linspace(-1, 1, 5).double()
     mean_B1 = torch.stack([uneven_BT[i, :n].mean() for i, n in enumerate(LENGTHS)])[:, None]
@@ -926,7 +920,7 @@ class _Plain(PolicyLoss):
         return Surrogate(torch.stack(terms))
 
 
-def test_rspo_on_a_host_that_is_anchored_at_the_sampler() -> None:
+def test_rspo_supports_a_host_anchored_at_the_sampler() -> None:
     batch = ragged()
     anchored = load("rspo_grpo", host={"anchor": "rollout"})
     swapped = replace(batch, old_logprobs_BT=batch.rollout_logprobs_BT)
@@ -935,7 +929,7 @@ def test_rspo_on_a_host_that_is_anchored_at_the_sampler() -> None:
     assert anchored.traits.corrects_for_sampler
 
 
-def test_the_top_k_divergence_of_an_old_anchor_is_of_the_old_policy() -> None:
+def test_top_k_divergence_with_old_anchor_uses_the_old_policy() -> None:
     batch = ragged(1.5)
     loss = load("dppo", anchor="old", top_k=2)
     old = replace(
@@ -949,7 +943,7 @@ def test_the_top_k_divergence_of_an_old_anchor_is_of_the_old_policy() -> None:
     assert not torch.allclose(run(loss, batch)[1], run(load("dppo", top_k=2), batch)[1])
 
 
-def test_r2vpo_weighs_its_constraint_as_its_penalty() -> None:
+def test_r2vpo_weights_constraint_and_penalty_alike() -> None:
     batch = ragged()
     output = objective(load("r2vpo", multiplier_step=1.0), MaskedIS(ratio_low=0.9, ratio_high=1.2))(batch)
     excess_BT = ((batch.logprobs_BT - batch.get("old_logprobs_BT")).exp() - 1) ** 2 - 0.04
@@ -957,7 +951,7 @@ def test_r2vpo_weighs_its_constraint_as_its_penalty() -> None:
     assert output.state["multiplier"].item() == pytest.approx(1 + counted.item())
 
 
-def test_a_memory_that_could_be_split_is_refused() -> None:
+def test_state_without_the_whole_minibatch_trait_is_refused() -> None:
     class Forgetful(type(load("reinforce"))):  # type: ignore[misc]
         def initial_state(self) -> dict[str, Tensor]:
             return {"seen": torch.zeros(())}

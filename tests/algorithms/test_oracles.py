@@ -130,7 +130,7 @@ def run(case: Case, chosen: Ours, batch: Batch) -> tuple[Tensor, Tensor]:
     return output.loss.detach(), torch.autograd.grad(output.loss, batch.logprobs_BT)[0]
 
 
-def test_every_case_and_every_preset_of_these_peers_is_compared(recorded: dict[str, Recorded]) -> None:
+def test_every_case_and_preset_is_compared(recorded: dict[str, Recorded]) -> None:
     kinds = {"loss": LOSSES, "gradient": LOSSES, "weights": WEIGHTS, "advantages": ADVANTAGES}
     for peer, held in recorded.items():
         assert held.about["peer"] == peer
@@ -143,7 +143,7 @@ def test_every_case_and_every_preset_of_these_peers_is_compared(recorded: dict[s
 
 
 @pytest.mark.parametrize("case", LOSSES, ids="-".join)
-def test_loss_and_gradient_are_the_peers(case: Case, recorded: dict[str, Recorded]) -> None:
+def test_loss_and_gradient_match_the_peer(case: Case, recorded: dict[str, Recorded]) -> None:
     peer, name = case
     near, answers = TOLERANCE.get(case, ROUNDING), recorded[peer].tensors
     for s, batch, _ in recorded[peer].batches():
@@ -156,7 +156,7 @@ def test_loss_and_gradient_are_the_peers(case: Case, recorded: dict[str, Recorde
 
 
 @pytest.mark.parametrize("case", WEIGHTS, ids="-".join)
-def test_a_corrections_weights_are_the_peers(case: Case, recorded: dict[str, Recorded]) -> None:
+def test_correction_weights_match_the_peer(case: Case, recorded: dict[str, Recorded]) -> None:
     peer, name = case
     for s, batch, _ in recorded[peer].batches():
         weights_BT = ours("correction", WEIGHTS[case]).weights(batch) * batch.mask_BT
@@ -164,7 +164,7 @@ def test_a_corrections_weights_are_the_peers(case: Case, recorded: dict[str, Rec
 
 
 @pytest.mark.parametrize("case", ADVANTAGES, ids="-".join)
-def test_advantages_are_the_peers(case: Case, recorded: dict[str, Recorded]) -> None:
+def test_advantages_match_the_peer(case: Case, recorded: dict[str, Recorded]) -> None:
     peer, name = case
     for s, batch, rewards_PG in recorded[peer].batches():
         lengths_PG = batch.mask_BT.sum(-1).view(-1, GROUP)

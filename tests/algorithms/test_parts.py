@@ -49,7 +49,7 @@ class _Silent(Batch):
     surprise_BT: Tensor | None = None
 
 
-def test_a_field_is_masked_checked_and_joined_whatever_its_name() -> None:
+def test_field_handling_does_not_depend_on_its_name() -> None:
     common: dict[str, Any] = {
         name: getattr(ragged(), name).detach() for name in ("logprobs_BT", "mask_BT", "advantages_BT")
     }
@@ -89,7 +89,7 @@ def test_parts_of_a_batch_joined_are_the_batch_without_gradient(cuts: tuple[int,
     assert (together.responses, together.tokens, together.state) == (None, None, {})
 
 
-def test_joined_outputs_add_losses_line_up_tokens_and_average_numbers() -> None:
+def test_joined_outputs_add_losses_align_tokens_and_average_numbers() -> None:
     low_BT, high_BT = torch.tensor([[True, False]]), torch.tensor([[False, False], [True, True]])
     one = LossOutput(
         torch.tensor(1.0, requires_grad=True), {"clipped_low_BT": low_BT, "loss_number": torch.tensor(3.0)}

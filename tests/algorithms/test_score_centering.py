@@ -61,7 +61,7 @@ def exact(name: str, token: int, policy_V: Tensor, sampler_V: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("top_k", [VOCABULARY, VOCABULARY + 20])
-def test_a_head_of_the_whole_vocabulary_is_exact(name: str, top_k: int) -> None:
+def test_head_over_the_whole_vocabulary_is_exact(name: str, top_k: int) -> None:
     policy_V, sampler_V = policies()
     for token in range(VOCABULARY):
         found_V = in_logits(name, token, policy_V, sampler_V, top_k)
@@ -71,7 +71,7 @@ def test_a_head_of_the_whole_vocabulary_is_exact(name: str, top_k: int) -> None:
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_the_tail_is_exact_where_it_is_proportional(name: str) -> None:
+def test_proportional_tail_is_exact(name: str) -> None:
     """Of the tokens outside the head μ and π_θ differ by one factor, so that their total says all of them."""
     policy_V, sampler_V = policies()
     order = sampler_V.argsort(descending=True)

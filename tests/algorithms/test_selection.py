@@ -193,7 +193,7 @@ def kept_by(loss: PolicyLoss, batch: Batch) -> Marks:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", KEPT)
-def test_a_loss_keeps_the_tokens_that_its_docstring_says(name: str, kind: str) -> None:
+def test_loss_keeps_the_documented_tokens(name: str, kind: str) -> None:
     numbers, allowed = KEPT[name]
     for batch in batches(kind):
         assert kept_by(load(name, **numbers), batch) == allowed(batch)
@@ -201,7 +201,7 @@ def test_a_loss_keeps_the_tokens_that_its_docstring_says(name: str, kind: str) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("correction", CORRECTED, ids=str)
-def test_a_correction_rejects_the_tokens_that_its_docstring_says(correction: Correction, kind: str) -> None:
+def test_correction_rejects_the_documented_tokens(correction: Correction, kind: str) -> None:
     for batch in batches(kind):
         weights_BT = correction.weights(batch)
         assert weights_BT is not None
@@ -210,7 +210,7 @@ def test_a_correction_rejects_the_tokens_that_its_docstring_says(correction: Cor
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unit", ["token", "sequence", "product"])
-def test_m2pos_moment_is_within_its_bound_after_masking_and_no_more_is_masked_than_needed(unit: str, kind: str) -> None:
+def test_m2po_masks_no_more_than_its_bound_requires(unit: str, kind: str) -> None:
     dropped = 0
     for batch, most in ((batch, most) for batch in batches(kind) for most in (0.003, 0.04, 0.3)):
         loss = load("m2po", ratio=unit, max_second_moment=most)
@@ -231,7 +231,7 @@ def test_m2pos_moment_is_within_its_bound_after_masking_and_no_more_is_masked_th
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["sat", "sat_gspo"])
-def test_sat_narrows_the_band_of_no_more_tokens_than_lie_beyond_its_quantile(name: str, kind: str) -> None:
+def test_sat_narrows_only_tokens_beyond_its_quantile(name: str, kind: str) -> None:
     for batch, quantile in ((batch, quantile) for batch in batches(kind) for quantile in (0.0, 0.5, 0.9, 1.0)):
         # So wide a band clips only a token whose edge came closer: at 1 + 2 c⁺ or 1 − 0.6 c⁻.
         loss = load(name, quantile=quantile, host={"clip_low": 0.6, "clip_high": 2.0})
@@ -251,7 +251,7 @@ def test_sat_narrows_the_band_of_no_more_tokens_than_lie_beyond_its_quantile(nam
         assert [mark for row in kept_by(loss, batch) for mark in row] == expected
 
 
-def test_a_ratio_that_all_tokens_share_is_narrowed_nowhere() -> None:
+def test_sat_narrows_nothing_if_all_ratios_are_equal() -> None:
     """It lies at the quantile, and not beyond it."""
     for batch in batches("none moved"):
         shifted = replace(batch, logprobs_BT=batch.logprobs_BT + 0.15)  # inside the host's band, outside a narrower one

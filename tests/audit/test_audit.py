@@ -73,9 +73,7 @@ def value(table: pd.DataFrame, **place: Any) -> float:
     return float(table["value"].iloc[0])
 
 
-def test_staleness_compares_a_loss_with_its_gradient_on_fresh_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_staleness_bias_compares_with_fresh_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs, against_itself = [], measure.estimators.against_itself
     monkeypatch.setattr(measure.estimators, "against_itself", lambda pair: pairs.append(pair) or against_itself(pair))
     (audit,) = plan.plan([*WORDS, "audit.drift=[0]", "audit.routing=[free]", f"results_dir={tmp_path}"])
@@ -87,7 +85,7 @@ def test_staleness_compares_a_loss_with_its_gradient_on_fresh_samples(
 # --- files -------------------------------------------------------------------------------------------
 
 
-def test_the_folder_holds_a_table_for_each_drift_and_says_what_made_it(folder: Path) -> None:
+def test_folder_holds_a_table_per_drift_and_provenance(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"k=0.parquet", "k=2.parquet", "audit.json", ".lock"}
     assert folder.parts[-4:-2] == ("micro", "chain")
     assert folder.name == "seed=0"
@@ -103,7 +101,7 @@ def test_the_folder_holds_a_table_for_each_drift_and_says_what_made_it(folder: P
 
 
 @pytest.mark.parametrize(("after", "missing"), [("wrote k=0", [2]), ("wrote k=2", [])])
-def test_a_killed_audit_resumes_to_the_same_bytes(
+def test_killed_audit_resumes_to_the_same_bytes(
     after: str, missing: list[int], asked: plan.PlannedAudit, results: Path, folder: Path, tmp_path: Path
 ) -> None:
     """From the same cold start, in another folder; after the last table a kill leaves the facts begun."""
@@ -146,7 +144,7 @@ def test_a_finished_audit_is_shown_and_not_measured_again(
     (folder / "audit.json").write_text(facts)
 
 
-def test_an_audit_of_other_numbers_or_code_is_not_mixed_with_this_one(
+def test_audits_of_other_numbers_or_code_are_not_mixed(
     asked: plan.PlannedAudit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan.refuse_others([asked])
@@ -200,7 +198,7 @@ def test_after_the_drift_a_narrow_band_clips_more_and_routes_have_moved(table: p
         assert 0 <= free(loss=loss, quantity="mass_on_changed_routes") <= 1
 
 
-def test_a_ranking_is_by_usefulness(table: pd.DataFrame) -> None:
+def test_losses_are_ranked_by_usefulness(table: pd.DataFrame) -> None:
     useful = table["loss"].map({"grpo": -0.1, "narrow": 0.2})
     known = table.assign(value=table["value"].where(table["quantity"] != "usefulness", useful))
     ranked = tables.ranking(known)
@@ -209,7 +207,7 @@ def test_a_ranking_is_by_usefulness(table: pd.DataFrame) -> None:
     assert tables.ranking(undefined).empty
 
 
-def test_the_drift_is_that_of_a_run_with_the_neutral_loss(task: Chain, model: PreTrainedModel, tmp_path: Path) -> None:
+def test_drift_matches_a_run_with_the_neutral_loss(task: Chain, model: PreTrainedModel, tmp_path: Path) -> None:
     config = planned(tmp_path, "algorithm=grpo_unclipped").config
     trainer, other = (Trainer(each, task, config) for each in (model, build.build(MICRO, task.tokenizer, 0, "cpu")))
     rollout, _, _ = trainer.sample(1)
@@ -231,7 +229,7 @@ def test_the_drift_is_that_of_a_run_with_the_neutral_loss(task: Chain, model: Pr
         assert torch.equal(mine, theirs)
 
 
-def test_no_prompt_is_in_two_splits_and_a_task_with_too_few_says_so(task: Chain) -> None:
+def test_prompt_splits_are_disjoint_and_too_few_prompts_are_refused(task: Chain) -> None:
     found = rollouts.prompts(task, 0, 0, 20, 30)
     every = [prompt for prompts in found for prompt in prompts]
     assert len(set(every)) == len(every) == 80
@@ -240,7 +238,7 @@ def test_no_prompt_is_in_two_splits_and_a_task_with_too_few_says_so(task: Chain)
         rollouts.prompts(Chain(min_operands=2, max_operands=2, modulus=2, spare_tokens=2), 0, 0, 20, 30)
 
 
-def test_deciles_hold_a_tenth_of_the_tokens_each() -> None:
+def test_each_decile_holds_a_tenth_of_the_tokens() -> None:
     generator = torch.Generator().manual_seed(0)
     logprobs_BT, mask_BT = -torch.rand(6, 10, generator=generator), torch.ones(6, 10, dtype=torch.long)
     mask_BT[:, 8:] = 0
@@ -250,7 +248,7 @@ def test_deciles_hold_a_tenth_of_the_tokens_each() -> None:
     assert (found_N[order_N].diff() >= 0).all()
 
 
-def test_the_section_of_audits_changes_no_run(tmp_path: Path) -> None:
+def test_audit_section_does_not_change_runs(tmp_path: Path) -> None:
     one, other = (planned(tmp_path, *words) for words in ([], ["audit.minibatches=48", "audit.drift=[0,1]"]))
     assert (one.config_hash, one.folder, one.axes) == (other.config_hash, other.folder, other.axes)
     older = {key: each for key, each in one.plain.items() if key != "audit"}
@@ -277,8 +275,8 @@ REFUSED = {
     "audit.router_scale=[a]": "must be a valid number, got 'a'",
     "audit.routing=[free,r9]": "must be 'free', 'r2' or 'r3'",
     "audit.routing=[free,r3]": "use r2",
-    "audit.drift=[0,32]": "the prompts of a rollout serve",
-    "audit.drift=[1]": "must hold 0",
+    "audit.drift=[0,32]": "a rollout has prompts for",
+    "audit.drift=[1]": "must include 0",
     "audit.groups=5": "must divide",
     "audit.groups=24": "at least twice",
     "microbatch=4": "microbatch=null",
@@ -286,7 +284,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
+def test_impossible_audit_is_refused_in_one_line_before_any_work(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -298,9 +296,7 @@ def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
 # --- elsewhere ---------------------------------------------------------------------------------------
 
 
-def test_a_mid_run_audit_begins_at_the_weights_and_moments_of_its_trunk(
-    results: Path, tmp_path: Path, ran: Said
-) -> None:
+def test_mid_run_audit_starts_at_the_weights_and_moments_of_its_trunk(results: Path, tmp_path: Path, ran: Said) -> None:
     shutil.copytree(results / "cold_starts", tmp_path / "cold_starts")
     words = [word for word in WORDS if not word.startswith(("audit.", "+audit.", "experiment_name"))]
     trunk = [*words, f"results_dir={tmp_path}", "steps=2", "checkpoint_keep=2", "algorithm=grpo_unclipped"]

@@ -95,9 +95,7 @@ def table(results: Path) -> pd.DataFrame:
 # --- what figures draw -------------------------------------------------------------------------------
 
 
-def test_usefulness_snr_and_bias_are_drawn_over_the_drift_with_a_line_for_each_loss(
-    table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_usefulness_snr_and_bias_are_drawn_over_the_drift(table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = figures.over_drift(table)
     assert [axis.get_title() for axis in figure.axes[:2]] == ["free routes", "old routes (R2)"]
     expected = [np.mean([numbers("gspo", k, "free", seed, 0.0)["usefulness"] for seed in range(3)]) for k in (0, 4)]
@@ -122,7 +120,7 @@ def test_shares_of_blocks_are_stacked_up_and_negative_ones_down(table: pd.DataFr
     assert "without a bar: gspo." in said(figures.blocks(lacking))
 
 
-def test_every_strength_of_an_engine_has_figures_of_its_own(tmp_path: Path) -> None:
+def test_each_engine_strength_has_its_own_figures(tmp_path: Path) -> None:
     made(tmp_path, seeds=1, strengths=(0.0, 0.25))
     written = report.write(tmp_path, "noise", ["svg"], losses=["grpo"])
     endings = [path.stem.partition("ranked")[2] for path in written.files if path.suffix == ".svg"]
@@ -154,7 +152,7 @@ def test_a_report_joins_two_checkpoints_and_names_what_is_unfinished(tmp_path: P
     assert "n = 1 to 2" in (tmp_path / "figures" / "noise-audit-part-over_drift.txt").read_text()
 
 
-def test_figures_gains_and_contrasts_are_made_again_from_what_is_kept(
+def test_figures_gains_and_contrasts_are_rebuilt_from_an_archive(
     results: Path, tmp_path: Path, table: pd.DataFrame
 ) -> None:
     (path, missing) = archive.keep(results, "noise", tmp_path)
@@ -187,7 +185,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "why"), REFUSED.items())
-def test_what_cannot_be_reported_is_refused_in_one_line_and_nothing_is_written(
+def test_invalid_report_is_refused_in_one_line_and_writes_nothing(
     words: str, why: str, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     shutil.copytree(results / "audits", tmp_path / "audits")
@@ -196,7 +194,7 @@ def test_what_cannot_be_reported_is_refused_in_one_line_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["audits"]
 
 
-def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(tmp_path: Path, refused: Said) -> None:
+def test_damaged_table_or_ambiguous_label_fails_in_one_line(tmp_path: Path, refused: Said) -> None:
     made(tmp_path, seeds=2)
     words = ["--results", str(tmp_path), "--experiment", "noise"]
     facts = next((tmp_path / "audits").glob("**/seed=1/audit.json"))
@@ -204,7 +202,7 @@ def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(tmp_pat
     for text, why in (
         (whole[:40], "cannot be read"),
         (whole.replace('"arms"', '"losses_of"'), "has no valid arms"),
-        (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is another loss than in"),
+        (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is a different loss in"),
     ):
         facts.write_text(text)
         assert why in refused("audit", "report", *words)
@@ -215,7 +213,7 @@ def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(tmp_pat
         assert str(table) in refused("audit", "report", *words)
 
 
-def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, results: Path) -> None:
+def test_names_from_data_start_no_formula_or_markup(tmp_path: Path, results: Path) -> None:
     path, _ = archive.keep(results, "noise", tmp_path)
     rows = pd.read_parquet(path)
     rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>")).to_parquet(path)

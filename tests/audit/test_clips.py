@@ -41,7 +41,7 @@ def found(made: Scene) -> dict[tuple[str, str], Estimate]:
 
 
 @pytest.mark.parametrize(("name", "unit"), [*zip(("grpo", "gspo"), clips.UNITS, strict=True)])
-def test_the_shares_are_what_the_losses_mark_as_clipped(one: Scene, name: str, unit: str) -> None:
+def test_clip_shares_match_the_marks_of_the_losses(one: Scene, name: str, unit: str) -> None:
     loss = next(loss for loss in one.losses if loss.label == name)
     rollout = one.audited.rollout
     marks: dict[str, list[float]] = {"low": [], "high": []}
@@ -112,7 +112,7 @@ def test_an_equivalent_band_clips_the_same_share() -> None:
         assert table.loc[band, "n"] == 3
 
 
-def test_a_share_that_no_sequence_band_reaches_has_no_equivalent() -> None:
+def test_unreachable_share_has_no_equivalent_band() -> None:
     table = clip_atlas.equivalent(rows(lambda unit, band, _: 0.4 if unit == clips.UNITS[0] else 0.1 * (1 - band)))
     assert table["mean"].isna().all()
     assert (table["n"] == 0).all()
@@ -134,14 +134,14 @@ def test_the_figure_has_a_column_for_each_length() -> None:
     assert "n = 3" in said(figure)
 
 
-def test_settings_of_one_length_are_told_apart() -> None:
+def test_settings_with_equal_length_are_distinguished() -> None:
     table = pd.concat([rows(falling), rows(falling).assign(strength=1.0)])
     figure = figures.clip_shares(table, "old policy")
     titles = [axis.get_title() for axis in figure.axes[:2]]
     assert [title.partition("\n")[2].strip() for title in titles] == ["strength 0", "strength 1"]
 
 
-def test_equal_scores_have_no_sign_however_their_mean_rounds(one: Scene) -> None:
+def test_equal_scores_have_no_clip_shares_despite_rounding(one: Scene) -> None:
     scores_B = torch.full_like(one.audited.rollout.scores_B, 0.01)
     equal = replace(one.audited, rollout=replace(one.audited.rollout, scores_B=scores_B))
     shares = [
@@ -153,7 +153,7 @@ def test_equal_scores_have_no_sign_however_their_mean_rounds(one: Scene) -> None
 # --- from words to files -----------------------------------------------------------------------------
 
 
-def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(tmp_path: Path, ran: Said) -> None:
+def test_clips_only_audit_takes_no_gradients_and_is_reported(tmp_path: Path, ran: Said) -> None:
     ran("audit", *ALONE, f"results_dir={tmp_path}")
     found = archive.load(tmp_path, "tiny").rows
     assert set(found["k"]) == {0, 2}
@@ -179,7 +179,7 @@ def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(tmp_path: Pat
     assert kept.exists()
 
 
-def test_a_field_at_its_neutral_value_leaves_the_hash(tmp_path: Path) -> None:
+def test_field_at_its_neutral_value_keeps_the_hash(tmp_path: Path) -> None:
     (plain,) = plan.plan([*WORDS, f"results_dir={tmp_path}"])
     (told,) = plan.plan([*WORDS, "audit.clips=false", f"results_dir={tmp_path}"])
     (other,) = plan.plan([*WORDS, "audit.clips=true", f"results_dir={tmp_path}"])

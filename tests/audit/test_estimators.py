@@ -38,7 +38,7 @@ def unit(*places: int) -> np.ndarray:
     return vector_P
 
 
-def test_signal_and_noise_are_the_averages_over_all_pairs_and_all_minibatches() -> None:
+def test_signal_and_noise_average_over_pairs_and_minibatches() -> None:
     gradients_MP = drawn(unit(0), 3.0, np.random.default_rng(0))
     products_MM = gradients_MP @ gradients_MP.T
     apart = ~np.eye(MINIBATCHES, dtype=bool)
@@ -99,7 +99,7 @@ def draws(count: int) -> dict[str, list[Jackknifed]]:
     return found
 
 
-def test_estimates_are_unbiased_and_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_estimates_are_unbiased_with_nominal_coverage() -> None:
     audits = draws(250)
     for name in ("squared_norm", "trace", "inner"):
         values = np.array([each.value for each in audits[name]])
@@ -111,7 +111,7 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth_as_often_as_they_sa
         assert 0.91 < held < 0.99, name  # of 250 audits
 
 
-def test_an_interval_about_no_signal_is_no_claim_of_one_and_has_no_cosine() -> None:
+def test_no_signal_gives_an_interval_around_0_and_no_cosine() -> None:
     generator, above, cosines = np.random.default_rng(3), 0, 0
     for _ in range(200):
         pair = pair_of(drawn(0 * unit(0), 8.0, generator), drawn(unit(0), 4.0, generator))
@@ -120,7 +120,7 @@ def test_an_interval_about_no_signal_is_no_claim_of_one_and_has_no_cosine() -> N
     assert above == cosines <= 0.05 * 200
 
 
-def test_pairing_by_minibatch_takes_the_shared_noise_out_of_a_contrast() -> None:
+def test_pairing_by_minibatch_removes_shared_noise() -> None:
     generator = np.random.default_rng(4)
     own_MP = drawn(unit(0), 8.0, generator)
     other_MP = 0.9 * own_MP + 0.01 * generator.normal(size=own_MP.shape)
@@ -130,7 +130,7 @@ def test_pairing_by_minibatch_takes_the_shared_noise_out_of_a_contrast() -> None
     assert apart.high - apart.low < 0.3 * (one.high - one.low)
 
 
-def test_by_usefulness_a_flipped_sign_is_last_and_a_strong_gradient_elsewhere_is_not_first() -> None:
+def test_usefulness_ranks_a_flipped_sign_last() -> None:
     generator = np.random.default_rng(5)
     good_MP = drawn(unit(0), 4.0, generator)
     losses = {"good": good_MP, "flipped": -good_MP, "elsewhere": drawn(5 * unit(1), 4.0, generator)}
@@ -143,7 +143,7 @@ def test_by_usefulness_a_flipped_sign_is_last_and_a_strong_gradient_elsewhere_is
     assert snr["elsewhere"] > 5 * snr["good"]
 
 
-def test_a_block_of_zeros_has_no_signal_to_noise_and_no_interval() -> None:
+def test_zero_block_has_no_snr_and_no_interval() -> None:
     found = estimators.signal(of(np.zeros((MINIBATCHES, WEIGHTS))))
     assert found["squared_norm"].value == 0
     assert math.isnan(found["snr"].value)

@@ -43,7 +43,7 @@ def every_direct(made: Scene, loss: Loss) -> Tensor:
     return torch.stack([direct(made, loss, number) for number in range(len(made.audited.minibatches))]).double()
 
 
-def test_one_forward_for_all_losses_gives_each_the_gradient_of_its_own_forward(one: Scene) -> None:
+def test_shared_forward_gives_each_loss_its_own_gradient(one: Scene) -> None:
     found = gradients.collect(one.losses, one.audited, None, GROUPS)
     lengths = []
     for arm in one.losses:
@@ -54,7 +54,7 @@ def test_one_forward_for_all_losses_gives_each_the_gradient_of_its_own_forward(o
     assert len({round(length, 7) for length in lengths}) == len(lengths)
 
 
-def test_the_squared_norm_is_that_of_the_mean_over_all_minibatches_less_its_noise(one: Scene) -> None:
+def test_squared_norm_is_that_of_the_mean_minus_noise(one: Scene) -> None:
     arm = one.losses[0]
     own = gradients.collect([arm], one.audited, None, GROUPS)[arm.label]
     gradients_MP, every_G = every_direct(one, arm), np.ones(GROUPS, dtype=bool)
@@ -68,7 +68,7 @@ def test_the_squared_norm_is_that_of_the_mean_over_all_minibatches_less_its_nois
         assert own.by_block[block].trace(every_G) == pytest.approx(noise, rel=1e-4)
 
 
-def test_every_weight_is_in_one_block_and_the_names_fit(one: Scene) -> None:
+def test_every_weight_is_in_one_block(one: Scene) -> None:
     model, weights = one.trainer.model, Weights(one.trainer.model)
     assert {id(weight) for weight in weights.ordered} == {id(weight) for weight in model.parameters()}
     assert weights.count == sum(weight.numel() for weight in model.parameters())
@@ -108,7 +108,7 @@ def test_losses_whose_slopes_are_multiples_share_a_backward(one: Scene, monkeypa
     assert torch.allclose(twins_GP, 2.5 * ours_GP, rtol=1e-5, atol=1e-7 * float(ours_GP.abs().max()))
 
 
-def test_slopes_of_another_direction_get_a_backward_of_their_own(one: Scene) -> None:
+def test_slopes_of_another_direction_get_their_own_backward(one: Scene) -> None:
     (part,) = one.audited.minibatches[0]
     now = one.losses[0].learner.forwards(one.trainer.model, one.audited.rollout, part)
     own, *others = (gradients.slopes(arm, one.audited, part.rows_M, now) for arm in one.losses)
@@ -126,7 +126,7 @@ def test_slopes_of_another_direction_get_a_backward_of_their_own(one: Scene) -> 
     assert any(other.times(own) is None for other in others)
 
 
-def test_a_gradient_that_is_not_finite_is_seen(one: Scene) -> None:
+def test_non_finite_gradient_is_detected(one: Scene) -> None:
     weights = Weights(one.trainer.model)
     sums = Sums(weights, 2)
     assert sums.is_finite
@@ -136,7 +136,7 @@ def test_a_gradient_that_is_not_finite_is_seen(one: Scene) -> None:
     assert not sums.is_finite
 
 
-def test_the_truth_is_the_policy_gradient_with_a_leave_one_out_baseline(one: Scene) -> None:
+def test_reference_is_the_policy_gradient_with_a_leave_one_out_baseline(one: Scene) -> None:
     """REINFORCE, summed over tokens and averaged over responses: −Σ (r − mean of the others' r) log π / B."""
     (part,) = one.audited.minibatches[0]
     rollout, learner = one.audited.rollout, one.truth.learner

@@ -16,7 +16,7 @@ KEPT = sorted(path.parent.name for path in (REFERENCE / "audits").glob("*/audits
 
 
 @pytest.mark.parametrize("experiment", KEPT)
-def test_kept_tables_and_pictures_are_those_of_the_archive(experiment: str, tmp_path: Path) -> None:
+def test_kept_tables_and_figures_match_the_archive(experiment: str, tmp_path: Path) -> None:
     shutil.copytree(REFERENCE / "audits", tmp_path / "audits")
     is_drawn = any(path.suffix == ".png" and path.name.startswith(f"{experiment}-") for path in linked.kept())
     with paper.used(paper.Paper(caption=True)):
@@ -29,11 +29,11 @@ def test_kept_tables_and_pictures_are_those_of_the_archive(experiment: str, tmp_
             assert_same(made[kept.name].read_text(), (REFERENCE / kept).read_text(), kept.name)
 
 
-def test_the_recorded_audits_are_there() -> None:
+def test_recorded_audits_exist() -> None:
     assert {"audit", "audit_gentle", "audit_mid", "audit_dense", "audit_bands", "audit_noise"} <= set(KEPT)
 
 
-def test_the_gains_on_the_page_are_those_of_the_archives() -> None:
+def test_gains_on_the_page_match_the_archives() -> None:
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text().replace("−", "-")
     rows = re.findall(r"^\| `(\w+)` \(\de-4\) \| (GRPO|GSPO) \| (.+) \| (.+) \| (\d+) \|$", page, re.MULTILINE)
     assert len(rows) == 6

@@ -42,7 +42,7 @@ def findings(text: str) -> dict[str, tuple[bool, str]]:
     return {match[2]: (match[1] == "passes", match[3]) for match in matches if match}
 
 
-def test_an_algorithm_outside_the_checkout_is_checked_and_each_fault_has_its_line(
+def test_user_algorithm_is_checked_with_a_line_per_fault(
     mine: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     before = contents(mine.parent)
@@ -68,7 +68,7 @@ def test_an_algorithm_outside_the_checkout_is_checked_and_each_fault_has_its_lin
 
 
 @pytest.mark.parametrize("body", ["self.ratio_of(batch) * batch.advantages_BT", "1 / 0", "exit(0)", "stop()"])
-def test_a_loss_that_cannot_be_called_has_one_line_and_the_rest_is_skipped(body: str, mine: Path, ran: Said) -> None:
+def test_uncallable_loss_fails_in_one_line_and_skips_the_rest(body: str, mine: Path, ran: Said) -> None:
     code = mine / "my_losses.py"
     text = re.sub(r"return ops\.clipped_surrogate\(.*\)", f"return {body}", code.read_text())
     code.write_text(f"{text}\n\ndef stop():\n    raise KeyboardInterrupt\n")
@@ -128,7 +128,7 @@ class Leaving(GRPO):
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_bad_input_is_one_line_and_touches_nothing(words: str, mine: Path, refused: Said) -> None:
+def test_bad_input_fails_in_one_line_and_writes_nothing(words: str, mine: Path, refused: Said) -> None:
     write_all(mine, {"broken.py": "1 / 0\n", "exiting.py": "import sys\n\nsys.exit(0)\n", "odd_losses.py": BASE})
     targets = {"broken": "broken.Broken", "exiting": "exiting.Exiting"}
     targets |= {name: f"odd_losses.{name.capitalize()}" for name in ("traitless", "stateful", "raising", "leaving")}

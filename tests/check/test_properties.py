@@ -37,7 +37,7 @@ STATED = {
     "micro-batches": ("refused by the trait whole_minibatch", {"gepo", "m2po", "r2vpo", "sat", "sat_gspo"}),
     "zero advantage": ("not free, as the trait zero_advantage_is_free says", NOT_FREE),
     "memory": (properties.KEEPS_STATE, {"r2vpo"}),
-    "ratio 1": ("another gradient, as its docstring says: At ratio 1 the policy gradient is multiplied", {"gepo"}),
+    "ratio 1": ("a different gradient, as its docstring says: At ratio 1 the policy gradient is multiplied", {"gepo"}),
 }
 
 
@@ -153,7 +153,7 @@ WHOLE = property(lambda self: Traits(whole_minibatch=True, zero_advantage_is_fre
 DOUBLED = "At ratio 1 the gradient is doubled, which the learning rate takes back. Nothing else."
 # Fault → the loss, and the lines that fail with words of their reasons.
 FAULTS: dict[str, tuple[TokenLoss, dict[str, str]]] = {
-    "detached": (made(half_lost), {"gradient": "the loss has the slope"}),
+    "detached": (made(half_lost), {"gradient": "the slope of the loss along a line is"}),
     "held on purpose": (made(half_lost, "J = sg[r] r Â."), {}),
     "wrong backward, whatever is held": (
         made(lambda self, batch: _Cube.apply(self.ratio_of(batch)) * batch.advantages_BT, "J = sg[w] r Â"),
@@ -205,7 +205,7 @@ FAULTS: dict[str, tuple[TokenLoss, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_fails_in_its_own_line_and_in_no_other(fault: str) -> None:
+def test_fault_fails_exactly_one_property(fault: str) -> None:
     loss, expected = FAULTS[fault]
     failed = {each.name: each.sentence for each in ask(properties.of(loss)) if not each.passed}
     assert failed.keys() == expected.keys(), failed
@@ -213,14 +213,14 @@ def test_a_fault_fails_in_its_own_line_and_in_no_other(fault: str) -> None:
         assert words in failed[name]
 
 
-def test_a_schedule_that_is_hidden_in_a_loss_is_told_and_no_fault() -> None:
+def test_hidden_schedule_is_reported_but_not_a_fault() -> None:
     updates = iter(range(10**6))
     fading = made(lambda self, batch: push(self, batch) * (1.0 if next(updates) < 500 else 0.5))
     assert properties.memory(fading).startswith(f"{properties.KEEPS_STATE} that is not in LossOutput.state")
     assert properties.memory(made(push)).startswith("none")
 
 
-def test_a_loss_that_raises_or_has_another_shape_fails_in_one_line() -> None:
+def test_loss_that_raises_or_has_the_wrong_shape_fails_in_one_line() -> None:
     def raises(self: Any, batch: Batch) -> Tensor:
         raise KeyError("no such\nthing")
 
@@ -246,7 +246,7 @@ FIELDS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] =
     "unknown": (
         "gspo",
         lambda loss: loss | {"epsilon": 0.2},
-        "the YAML has loss.epsilon, and GSPO has no such field: did you mean clip_low?",
+        "the YAML has loss.epsilon, but GSPO has no such field: did you mean clip_low?",
     ),
     "hidden in the host": (
         "rspo",
@@ -257,7 +257,7 @@ FIELDS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] =
 
 
 @pytest.mark.parametrize("fault", FIELDS)
-def test_a_number_that_is_in_the_class_or_in_the_yaml_alone_is_told(fault: str) -> None:
+def test_number_missing_from_class_or_yaml_is_reported(fault: str) -> None:
     name, change, words = FIELDS[fault]
     given = sections(name)
     changed = change(given["loss"])
@@ -270,7 +270,7 @@ def test_a_number_that_is_in_the_class_or_in_the_yaml_alone_is_told(fault: str) 
 # --- batches and derivatives -------------------------------------------------------------------------
 
 
-def test_what_is_computed_without_gradient_or_compared_is_held_too() -> None:
+def test_finite_differences_hold_detached_values_and_comparisons() -> None:
     class Compared(TokenLoss):
         def surrogate(self, batch: Batch) -> Surrogate:
             with torch.no_grad():
@@ -285,7 +285,7 @@ def test_what_is_computed_without_gradient_or_compared_is_held_too() -> None:
     assert slopes(loss, batch, [along], hold=False) != [pytest.approx(expected, rel=1e-3)]
 
 
-def test_batches_are_cut_padded_and_reordered_in_every_field() -> None:
+def test_batches_are_split_padded_and_reordered_in_every_field() -> None:
     batch = ragged(top_k=20)
     assert batch.get("top_logprobs_BTK").shape == (6, 5, 21)
     order_B = torch.tensor([5, 4, 3, 2, 1, 0])
@@ -313,7 +313,7 @@ def test_batches_are_cut_padded_and_reordered_in_every_field() -> None:
 # --- the share of a step -----------------------------------------------------------------------------
 
 
-def test_a_slow_loss_has_a_larger_share_and_a_large_share_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_loss_has_a_large_share_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = compose.plan(["algorithm=grpo", *SMALL, "steps=1"])[0].config
     target = {"_target_": f"{__name__}.Slow"}
     dear = replace(fast, algorithm=replace(fast.algorithm, loss=target))

@@ -27,14 +27,14 @@ def updates(results: Path, device: str, *more: str) -> pd.DataFrame:
 @pytest.mark.gpu
 @pytest.mark.skipif(WITHOUT, reason="torch finds no GPU")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_on_a_gpu_repeats_to_the_bit(tmp_path: Path, precision: str) -> None:
+def test_run_on_a_gpu_repeats_bitwise(tmp_path: Path, precision: str) -> None:
     first, again = (updates(tmp_path / name, "cuda", f"precision={precision}") for name in ("a", "b"))
     assert first.equals(again)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(WITHOUT, reason="torch finds no GPU")
-def test_a_forward_on_a_gpu_is_that_on_a_cpu() -> None:
+def test_forward_on_a_gpu_matches_the_cpu() -> None:
     config, task, model = speed.prepared("model=micro")
     sequences = stages.random_sequences(model, (8, 32))
     moved = build.build(config.model["config"], task.tokenizer, 0, "cuda")
@@ -44,7 +44,7 @@ def test_a_forward_on_a_gpu_is_that_on_a_cpu() -> None:
     torch.testing.assert_close(ours.logprobs_BT.cpu(), theirs.logprobs_BT, atol=1e-4, rtol=1e-4)
 
 
-def test_without_a_gpu_one_line_says_so(
+def test_missing_gpu_fails_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -69,9 +69,7 @@ def test_steps_are_timed_at_every_precision_with_and_without_instruments() -> No
     assert (ours["seconds a step"].astype(float) > 0).all()
 
 
-def test_a_stage_with_its_table_is_not_repeated_and_what_failed_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_stage_is_skipped_and_failures_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def made(device: str) -> pd.DataFrame:

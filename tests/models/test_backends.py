@@ -34,7 +34,7 @@ def test_eager_and_grouped_mm_agree_in_forward_and_all_gradients(name: str, monk
     assert eager.keys() == grouped.keys()
 
 
-def test_under_bf16_eager_experts_compute_in_it_and_grouped_mm_in_fp32() -> None:
+def test_bf16_applies_to_eager_experts_but_not_to_grouped_mm() -> None:
     model = make(shipped("micro"))
     experts = model.model.layers[0].mlp.experts
     draw = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def test_under_bf16_eager_experts_compute_in_it_and_grouped_mm_in_fp32() -> None
     assert 1e-3 < moved("eager") < 2e-2
 
 
-def test_the_back_end_that_is_asked_for_computes_the_experts_of_a_run(
+def test_requested_back_end_computes_the_experts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, task: Chain
 ) -> None:
     made: list[Any] = []
@@ -78,7 +78,7 @@ def test_the_back_end_that_is_asked_for_computes_the_experts_of_a_run(
         (["experts=megablocks"], False, "not installed (no triton, stk, megablocks); `make megablocks` adds it"),
     ],
 )
-def test_a_back_end_that_cannot_run_is_refused_before_training(
+def test_unavailable_back_end_is_refused_before_training(
     words: list[str], installed: bool, message: str, monkeypatch: pytest.MonkeyPatch, refusal_of: Said
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -89,7 +89,7 @@ def test_a_back_end_that_cannot_run_is_refused_before_training(
     assert message in refusal_of(*words)
 
 
-def test_what_is_supplied_in_place_of_the_compiled_part_counts_and_sorts() -> None:
+def test_substitute_for_the_compiled_part_counts_and_sorts() -> None:
     keys = torch.tensor([2, 0, 2, 3, 0], dtype=torch.int32)
     ordered, order, sums = torch.empty_like(keys), torch.empty_like(keys), torch.empty(1, 5, dtype=torch.int32)
     megablocks._Supplied.sort(keys, 2, ordered, order)

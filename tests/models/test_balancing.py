@@ -27,7 +27,7 @@ def stacked(model: PreTrainedModel) -> Tensor:
     return torch.stack([value.clone() for value in balancing.biases(model).values()])
 
 
-def test_the_bias_moves_by_the_speed_towards_an_even_load(model: PreTrainedModel) -> None:
+def test_bias_moves_by_its_speed_towards_an_even_load(model: PreTrainedModel) -> None:
     balancing.install(model)
     routes_LBFK = torch.tensor([[[[0, 1], [0, 1]], [[0, 2], [0, 3]]]] * L, dtype=torch.int16)  # loads 4, 2, 1, 1
     routes_LBFK[1] = torch.tensor([[[0, 1], [2, 3]], [[3, 2], [1, 0]]])  # even
@@ -38,7 +38,7 @@ def test_the_bias_moves_by_the_speed_towards_an_even_load(model: PreTrainedModel
     assert torch.equal(stacked(model), expected)
 
 
-def test_a_bias_chooses_experts_and_is_in_no_gate(model: PreTrainedModel) -> None:
+def test_bias_affects_the_choice_of_experts_but_not_gates(model: PreTrainedModel) -> None:
     _, free = routed(model)
     balancing.install(model)
     _, still = routed(model)
@@ -61,7 +61,7 @@ def test_a_bias_chooses_experts_and_is_in_no_gate(model: PreTrainedModel) -> Non
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_large_bias_fills_an_expert_in_every_family_and_uses_the_familys_own(name: str, task: Chain) -> None:
+def test_large_bias_fills_an_expert_in_every_family(name: str, task: Chain) -> None:
     model = build.build(shipped(name), task.tokenizer, 0, "cpu")
     own = hasattr(routers(model)[0], BIAS)
     assert own == name.startswith(("deepseek", "glm4"))
@@ -80,7 +80,7 @@ def test_a_large_bias_fills_an_expert_in_every_family_and_uses_the_familys_own(n
 # --- in a run ----------------------------------------------------------------------------------------
 
 
-def test_micro_batches_and_shared_prompts_change_no_bit_of_the_biases(tmp_path: Path) -> None:
+def test_biases_do_not_depend_on_micro_batches_or_shared_prompts(tmp_path: Path) -> None:
     found = []
     for words in ([], ["microbatch=3"], ["savings.share_prompts=false"]):
         made = trainer(tmp_path, *STILL, *words)
@@ -91,7 +91,7 @@ def test_micro_batches_and_shared_prompts_change_no_bit_of_the_biases(tmp_path: 
     assert torch.equal(found[0], found[2])
 
 
-def test_biases_even_the_load_where_nothing_else_moves(tmp_path: Path) -> None:
+def test_biases_alone_even_out_the_load(tmp_path: Path) -> None:
     uneven = []
     for speed in (0.0, 0.01):
         made = trainer(tmp_path, f"routing.bias_speed={speed}", "optimizer.learning_rate=0")
@@ -101,7 +101,7 @@ def test_biases_even_the_load_where_nothing_else_moves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["router_noise", "bf16", "stale"])
-def test_the_sampler_has_the_trainers_biases(tmp_path: Path, engine: str) -> None:
+def test_sampler_uses_the_trainers_biases(tmp_path: Path, engine: str) -> None:
     made = trainer(tmp_path, *BALANCED, f"engine={engine}")
     made.sample(1)
     before = stacked(made.model)
@@ -114,7 +114,7 @@ def test_the_sampler_has_the_trainers_biases(tmp_path: Path, engine: str) -> Non
     assert torch.equal(stacked(sampler), after)
 
 
-def test_an_update_that_is_not_applied_moves_no_bias_and_the_reference_keeps_the_cold_starts(tmp_path: Path) -> None:
+def test_skipped_update_does_not_move_biases(tmp_path: Path) -> None:
     made = trainer(tmp_path, *BALANCED, "algorithm.kl.coefficient=0.1")
     updated(made)
     assert not stacked(made.learner._reference).any()
@@ -127,12 +127,12 @@ def test_an_update_that_is_not_applied_moves_no_bias_and_the_reference_keeps_the
 
 
 @pytest.mark.parametrize("model", ["micro", "deepseek_v3_micro"])
-def test_a_balanced_run_resumes_to_the_bit(tmp_path: Path, model: str) -> None:
+def test_balanced_run_resumes_bit_for_bit(tmp_path: Path, model: str) -> None:
     words = [*BALANCED, f"model={model}", "engine=stale", "engine.strength=2", "steps=4"]
     assert_resumes(tmp_path, 4, *words)
 
 
-def test_a_branch_of_a_balanced_trunk_begins_at_its_biases(tmp_path: Path) -> None:
+def test_branch_of_a_balanced_trunk_starts_at_its_biases(tmp_path: Path) -> None:
     trunk = planned(tmp_path, *BALANCED, "steps=2", "checkpoint_keep=2")
     assert execute.execute(trunk) == "finished"
     held = checkpoint.tensors_of(branch.kept(trunk.folder, 2))
@@ -145,7 +145,7 @@ def test_a_branch_of_a_balanced_trunk_begins_at_its_biases(tmp_path: Path) -> No
     assert torch.equal(stacked(made.model), biases)
 
 
-def test_nothing_is_added_to_a_model_that_is_not_balanced(tmp_path: Path) -> None:
+def test_unbalanced_model_has_no_biases(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     classes = {type(router) for router in routers(made.model)}
     updated(made)

@@ -97,7 +97,7 @@ def of_routing(model: PreTrainedModel) -> int:
 
 
 @pytest.mark.parametrize("row", DOCUMENTED, ids=lambda row: row[0].strip("`"))
-def test_a_shipped_model_is_what_is_documented(row: list[str]) -> None:
+def test_shipped_models_match_their_documentation(row: list[str]) -> None:
     assert sorted(each[0].strip("`") for each in DOCUMENTED) == BUILT
     name, cls, layers, shape, parameters, used, _ = row
     build.check(shipped(name.strip("`")))
@@ -122,7 +122,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_a_dense_twin_has_the_weights_that_one_token_uses_but_for_those_of_routing(name: str) -> None:
+def test_dense_twin_has_the_active_weights_without_routers(name: str) -> None:
     twin, overrides = TWINS[name]
     build.check(shipped(twin) | overrides)
     moe, dense = make(shipped(name)), make(shipped(twin) | overrides)
@@ -135,7 +135,7 @@ def test_a_dense_twin_has_the_weights_that_one_token_uses_but_for_those_of_routi
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_routers_choose_and_weigh_by_the_formula_of_their_family(name: str) -> None:
+def test_routers_follow_the_formula_of_their_family(name: str) -> None:
     formula, groups, chosen_groups = FORMULAS[name]
     model = make(shipped(name))
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -174,7 +174,7 @@ def small(tmp_path: Path, name: str, *words: str) -> Trainer:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_family_is_sampled_from_as_it_is_trained(name: str, task: Chain) -> None:
+def test_family_samples_as_it_trains(name: str, task: Chain) -> None:
     model = build.build(shipped(name), task.tokenizer, 0, "cpu")
     prompts = task.sample(4, numpy_generator(0, "test"))
     made = roll_out(model, task, prompts, 3, torch_generator(0, "test"))
@@ -188,7 +188,7 @@ def test_a_family_is_sampled_from_as_it_is_trained(name: str, task: Chain) -> No
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_replayed_routes_of_a_family_are_the_experts_that_run(name: str, task: Chain) -> None:
+def test_replayed_routes_are_the_experts_that_run(name: str, task: Chain) -> None:
     model = build.build(shipped(name), task.tokenizer, 0, "cpu")
     made = roll_out(model, task, task.sample(4, numpy_generator(0, "test")), 3, torch_generator(0, "test"))
 
@@ -214,7 +214,7 @@ def test_replayed_routes_of_a_family_are_the_experts_that_run(name: str, task: C
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_routers_of_a_family_choose_by_logits_that_are_moved(name: str) -> None:
+def test_routers_choose_by_shifted_logits(name: str) -> None:
     """What router noise and predicted routes rest on: no head is the identity, a head that shouts is heard."""
     model = make(shipped(name))
     predictor = RoutePredictor(model)
@@ -237,7 +237,7 @@ def test_the_routers_of_a_family_choose_by_logits_that_are_moved(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_family_takes_a_step_and_is_itself_again_when_saved_and_loaded(name: str, tmp_path: Path) -> None:
+def test_family_takes_a_step_and_survives_save_and_load(name: str, tmp_path: Path) -> None:
     made = small(tmp_path, name, "algorithm.entropy_bonus=1")  # random responses are all worth nothing
     before = copy.deepcopy(made.model.state_dict())
     result = made.step(1)
@@ -270,7 +270,7 @@ def overridden(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["mixtral_micro", "deepseek_v3_micro"])
-def test_the_arithmetic_of_routers_is_an_override_whatever_the_precision(name: str) -> None:
+def test_router_dtype_overrides_the_precision(name: str) -> None:
     def logits(dtype: str | None, precision: str) -> Tensor:
         """Of the first router; of a copy, since a reference policy is one."""
         words = [] if dtype is None else [f"+model.config.router_dtype={dtype}"]
@@ -315,7 +315,7 @@ def test_a_family_outside_the_contract_is_refused_with_the_reason(numbers: dict[
     assert "\n" not in str(refusal.value)
 
 
-def test_a_family_whose_top_k_is_in_an_unknown_field_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_with_an_unknown_top_k_field_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = shipped("micro")
     build.check(config)
     monkeypatch.setattr(build, "_TOP_K", ("moe_topk",))
@@ -323,7 +323,7 @@ def test_a_family_whose_top_k_is_in_an_unknown_field_is_refused(monkeypatch: pyt
         build.check(config)
 
 
-def test_dense_models_keep_the_contract_and_a_model_is_left_as_it_was() -> None:
+def test_dense_models_fulfil_the_contract_and_stay_unchanged() -> None:
     model = make(shipped("mixtral_micro"))
     before = model.config.to_dict()
     assert contract.moe_layers(model.config) == 4

@@ -96,7 +96,7 @@ def test_every_layer_of_experts_agrees_with_eager_in_bf16(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("chosen", [(1, 4), (7, 0)])
-def test_experts_without_a_token_get_a_gradient_of_zero_and_disturb_nobody(name: str, chosen: tuple[int, int]) -> None:
+def test_experts_without_tokens_get_zero_gradient(name: str, chosen: tuple[int, int]) -> None:
     experts, hidden_NH, indices_NK, weights_NK = layers(make(shipped(name)).to(DEVICE))[0]
     indices_NK = torch.tensor(chosen, device=DEVICE).expand_as(indices_NK).contiguous()
     ours, eager = (
@@ -110,7 +110,7 @@ def test_experts_without_a_token_get_a_gradient_of_zero_and_disturb_nobody(name:
         assert (ours[key][list(chosen)] != 0).any(), key
 
 
-def test_a_run_trains_through_it_as_through_the_usual_back_end_and_to_the_same_bit_again(tmp_path: Path) -> None:
+def test_run_matches_the_default_back_end_and_repeats_bitwise(tmp_path: Path) -> None:
     tiny = [
         f"device={DEVICE}",
         "task=chain",

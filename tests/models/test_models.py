@@ -25,10 +25,10 @@ from steadymoe.models.selection import NO_ROUTE
     ("wrong", "answer"),
     [
         ({"num_expertz": 4}, r"num_expertz; did you mean num_experts"),
-        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5 of 4"),
+        ({"num_experts_per_tok": 5}, r"num_experts_per_tok \(5\) is above the number of experts \(4\)"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads \(3\) must divide num_attention_heads \(4\)"),
         ({"num_attention_heads": 5, "num_key_value_heads": 1}, r"num_attention_heads \(5\) must divide hidden_size"),
-        ({"_target_": "os.system"}, r"_target_ is 'os\.system'"),
+        ({"_target_": "os.system"}, r"_target_ must name a transformers config class .*, got 'os\.system'"),
         ({"_target_": "transformers.T5Config"}, "no causal language model for T5Config"),
         ({"vocab_size": 99}, "vocab_size is given by the task's tokenizer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be between 1 and 100000; got 0"),
@@ -40,13 +40,13 @@ from steadymoe.models.selection import NO_ROUTE
         ({"dtype": "bfloat16"}, r"\.dtype would have no effect here: weights are fp32"),
     ],
 )
-def test_a_wrong_number_is_refused_by_its_name(wrong: dict[str, Any], answer: str) -> None:
+def test_invalid_number_is_refused_by_name(wrong: dict[str, Any], answer: str) -> None:
     with pytest.raises(ValueError, match=answer) as refusal:
         build.check(MICRO | wrong)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_field_that_only_the_model_reads_is_accepted_and_takes_effect() -> None:
+def test_field_read_only_by_the_model_takes_effect() -> None:
     numbers = MICRO | {"head_dim": 24}
     build.check(numbers)
     assert make(numbers).model.layers[0].self_attn.q_proj.out_features == 4 * 24
@@ -55,7 +55,7 @@ def test_a_field_that_only_the_model_reads_is_accepted_and_takes_effect() -> Non
 # --- what is built -----------------------------------------------------------------------------------
 
 
-def test_equal_seeds_give_equal_weights_whatever_was_drawn_before() -> None:
+def test_seed_alone_determines_the_weights() -> None:
     first = make(MICRO, seed=1).state_dict()
     torch.rand(7)
     before = torch.get_rng_state()
@@ -64,13 +64,13 @@ def test_equal_seeds_give_equal_weights_whatever_was_drawn_before() -> None:
     assert not torch.equal(make(MICRO, seed=2).state_dict()["lm_head.weight"], first["lm_head.weight"])
 
 
-def test_the_scale_multiplies_the_routers_first_weights_and_nothing_else() -> None:
+def test_router_scale_multiplies_only_the_initial_router_weights() -> None:
     plain, flat = make(MICRO), make({**MICRO, "router_scale": 0.25})
     for (name, before), after in zip(plain.named_parameters(), flat.parameters(), strict=True):
         assert torch.equal(before * 0.25 if name.endswith(".mlp.gate.weight") else before, after)
 
 
-def test_vocabulary_and_special_tokens_are_the_tokenizers(task: Chain, model: PreTrainedModel) -> None:
+def test_vocabulary_and_special_tokens_come_from_the_tokenizer(task: Chain, model: PreTrainedModel) -> None:
     assert model.get_input_embeddings().num_embeddings == len(task.tokenizer)
     assert (model.config.pad_token_id, model.config.eos_token_id) == (0, 1)
 
@@ -78,7 +78,7 @@ def test_vocabulary_and_special_tokens_are_the_tokenizers(task: Chain, model: Pr
 # --- recorded routes ---------------------------------------------------------------------------------
 
 
-def test_a_recorder_wants_exactly_one_forward_before_each_take(model: PreTrainedModel) -> None:
+def test_recorder_requires_one_forward_before_each_take(model: PreTrainedModel) -> None:
     with RouteRecorder(model) as recorder, torch.no_grad():
         with pytest.raises(RuntimeError, match="ran 0 times"):
             recorder.take(10)
@@ -96,7 +96,7 @@ def test_a_recorder_wants_exactly_one_forward_before_each_take(model: PreTrained
             recorder.take(9)
 
 
-def test_a_recorder_leaves_no_hook_behind_even_after_an_error(model: PreTrainedModel) -> None:
+def test_recorder_removes_its_hooks_even_after_an_error(model: PreTrainedModel) -> None:
     hooked = []
 
     def interrupted() -> None:
@@ -114,7 +114,7 @@ def test_a_recorder_leaves_no_hook_behind_even_after_an_error(model: PreTrainedM
 
 
 @pytest.mark.parametrize("padding", [[], [0, 1, 2, 11]])
-def test_load_balancing_loss_is_that_of_transformers_whatever_stands_on_padding(padding: list[int]) -> None:
+def test_load_balancing_loss_matches_transformers_and_ignores_padding(padding: list[int]) -> None:
     draw = torch.Generator().manual_seed(0)
     logits_LNE = [3 * torch.randn(12, 5, generator=draw, requires_grad=True) for _ in range(3)]
     indices_LNK = torch.stack([logits_NE.topk(2).indices for logits_NE in logits_LNE]).to(torch.int16)
@@ -127,14 +127,14 @@ def test_load_balancing_loss_is_that_of_transformers_whatever_stands_on_padding(
     assert_close(torch.autograd.grad(ours, logits_LNE), torch.autograd.grad(theirs, logits_LNE))
 
 
-def test_load_balancing_loss_of_an_even_load_is_k_and_of_one_expert_set_is_e() -> None:
+def test_load_balancing_loss_is_k_for_even_load_and_e_for_one_set() -> None:
     even_NK = torch.tensor([[0, 1], [2, 3], [1, 2], [3, 0]])
     assert load_balancing_loss([torch.zeros(4, 4)], even_NK[None], torch.ones(4)).item() == pytest.approx(2)
     sure_NE = torch.tensor([[50.0, 0.0, 0.0, 0.0]] * 4)
     assert load_balancing_loss([sure_NE], torch.zeros(1, 4, 1), torch.ones(4)).item() == pytest.approx(4)
 
 
-def test_the_dropout_of_a_family_is_switched_off() -> None:
+def test_dropout_is_switched_off() -> None:
     noisy = make({"_target_": "transformers.GPT2Config", "n_layer": 1, "n_head": 2, "n_embd": 8})  # dropout 0.1
     tokens = torch.tensor([[2, 3, 4, 5]])
     assert torch.equal(noisy(tokens).logits, noisy(tokens).logits)

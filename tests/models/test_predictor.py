@@ -22,7 +22,7 @@ def random_heads(model: PreTrainedModel, size: float = 0.3) -> list[Tensor]:
     return [size * torch.randn(head.shape, generator=generator) for head in RoutePredictor(model).heads_LHE]
 
 
-def test_predicted_experts_are_those_of_the_moved_logits_and_gates_those_of_the_unmoved(model: PreTrainedModel) -> None:
+def test_experts_use_predicted_logits_and_gates_the_original_ones(model: PreTrainedModel) -> None:
     heads_LHE = random_heads(model)
     gates: list[Tensor] = []
     handles = [r.register_forward_hook(lambda router, args, output: gates.append(output[1])) for r in routers(model)]
@@ -41,7 +41,7 @@ def test_predicted_experts_are_those_of_the_moved_logits_and_gates_those_of_the_
         assert_close(weights_NK, chosen_NK / chosen_NK.sum(-1, keepdim=True))
 
 
-def test_the_loss_is_the_papers_and_its_gradient_reaches_the_heads_alone(model: PreTrainedModel) -> None:
+def test_loss_matches_the_paper_and_trains_only_the_heads(model: PreTrainedModel) -> None:
     predictor = RoutePredictor(model)
     with torch.no_grad():
         for head, values in zip(predictor.heads_LHE, random_heads(model), strict=True):
@@ -71,7 +71,7 @@ def test_the_loss_is_the_papers_and_its_gradient_reaches_the_heads_alone(model: 
     assert all(head.grad is not None and head.grad.abs().max() > 0 for head in predictor.heads_LHE)
 
 
-def test_in_a_run_predicted_experts_run_in_the_old_policy_and_in_every_update(tmp_path: Path) -> None:
+def test_predicted_experts_run_in_the_old_policy_and_every_update(tmp_path: Path) -> None:
     made = trainer(tmp_path, "routing=pr2", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
     heads = list(made.learner.predictor.heads_LHE)
     for step in (1, 2):

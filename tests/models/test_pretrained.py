@@ -46,7 +46,7 @@ def edit(file: Path, **values: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in numbers.items() if value is not None}))
 
 
-def test_a_checkpoint_is_loaded_whole_and_as_models_are_built(folder: Path, model: PreTrainedModel) -> None:
+def test_checkpoint_loads_completely_and_like_a_built_model(folder: Path, model: PreTrainedModel) -> None:
     loaded = pretrained.load(str(folder), "cpu")
     assert_close(loaded.state_dict(), model.state_dict(), atol=0, rtol=0)
     assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
@@ -56,9 +56,7 @@ def test_a_checkpoint_is_loaded_whole_and_as_models_are_built(folder: Path, mode
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["no template", "chat template"])
-def test_a_checkpoint_is_trained_from_where_it_stands(
-    folder: Path, model: PreTrainedModel, template: str | None
-) -> None:
+def test_training_starts_from_the_checkpoint(folder: Path, model: PreTrainedModel, template: str | None) -> None:
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     made = planned(folder, "steps=2", "algorithm.entropy_bonus=1")
@@ -73,7 +71,7 @@ def test_a_checkpoint_is_trained_from_where_it_stands(
     assert all(prompt[0].isdigit() and prompt.count("=") == 1 for prompt in prompts), "what is recorded is the task's"
 
 
-def test_prompts_are_written_by_the_chat_template_and_padded_on_the_left(folder: Path, task: Chain) -> None:
+def test_prompts_use_the_chat_template_and_left_padding(folder: Path, task: Chain) -> None:
     plain = pretrained.load_tokenizer(str(folder))
     assert plain(["1+2="])["input_ids"] == task.tokenizer(["1+2="])["input_ids"]
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -86,13 +84,13 @@ def test_prompts_are_written_by_the_chat_template_and_padded_on_the_left(folder:
     assert (len(chat), chat.eos_token_id) == (len(task.tokenizer), task.tokenizer.eos_token_id)
 
 
-def test_padding_falls_back_to_the_end_token(folder: Path) -> None:
+def test_pad_token_defaults_to_the_end_token(folder: Path) -> None:
     edit(folder / "tokenizer_config.json", pad_token=None)
     tokenizer = pretrained.load_tokenizer(str(folder))
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == 1
 
 
-def test_the_hash_is_of_a_checkpoints_content_not_of_its_place(folder: Path) -> None:
+def test_hash_depends_on_content_not_location(folder: Path) -> None:
     (folder / "folder.json").mkdir()  # no part of it
     copied = folder.parent / "elsewhere"
     shutil.copytree(folder, copied)
@@ -113,14 +111,14 @@ def test_the_hash_is_of_a_checkpoints_content_not_of_its_place(folder: Path) -> 
 @pytest.mark.parametrize(
     ("spoil", "answer"),
     [
-        (lambda folder: shutil.rmtree(folder), "is no folder with a config.json"),
+        (lambda folder: shutil.rmtree(folder), "is not a folder with a config.json"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "model.bin"), "has no model.safetensors"),
         (lambda folder: (folder / "config.json").write_text("{"), "the config in .* cannot be loaded"),
         (
             lambda folder: (folder / "model.safetensors").write_text("weights"),
-            "model.safetensors in .* is no safetensors",
+            "model.safetensors in .* is not a safetensors",
         ),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "is no index of weights"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "is not an index of weights"),
         (lambda folder: edit(folder / "model.safetensors.index.json", weight_map={"a": 3}), "has no 3"),
         (
             lambda folder: (folder / "generation_config.json").write_text("{"),
@@ -135,43 +133,41 @@ def test_the_hash_is_of_a_checkpoints_content_not_of_its_place(folder: Path) -> 
         (lambda folder: edit(folder / "config.json", model_type="phimoe"), "PhimoeTopKRouter chooses by 0 calls"),
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "has no tokenizer"),
         (lambda folder: edit(folder / "tokenizer_config.json", eos_token=None), "has no end token"),
-        (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, its model 9"),
-        (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot write the prompts of this task"),
+        (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, but its model has 9"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot encode the prompts of this task"),
         (lambda folder: edit(folder / "config.json", max_position_embeddings=8), "need 11 positions; .* has 8"),
         (lambda folder: edit(folder / "generation_config.json", max_length=10), "need 11 positions; .* has 10"),
         (lambda folder: edit(folder / "generation_config.json", max_new_tokens=4), "is 5, .* allows responses of 4"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(
-    folder: Path, spoil: Callable[[Path], None], answer: str
-) -> None:
+def test_unusable_checkpoint_is_refused_in_one_line(folder: Path, spoil: Callable[[Path], None], answer: str) -> None:
     spoil(folder)
     with pytest.raises(ConfigError, match=answer) as refusal:
         planned(folder)
     assert "\n" not in str(refusal.value)
 
 
-def test_what_belongs_to_built_models_is_refused(folder: Path) -> None:
+def test_settings_of_built_models_are_refused(folder: Path) -> None:
     for word, message in (
         ("model.path=null", "needs a checkpoint's folder"),
-        ("+model.config.num_experts_per_tok=1", "has the config of its checkpoint"),
+        ("+model.config.num_experts_per_tok=1", "takes its config from the checkpoint"),
         (f"cold_start.path={folder}/model.safetensors", "leave cold_start.path out"),
     ):
         with pytest.raises(ConfigError, match=message):
             planned(folder, word)
 
 
-def test_weights_that_are_missing_fail_the_run(folder: Path) -> None:
+def test_missing_weights_fail_the_run(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file({key: value for key, value in weights.items() if "1.mlp.gate" not in key}, folder / "model.safetensors")
     with pytest.raises(
-        ValueError, match=r"has no weights for 1 parts of its model, model\.layers\.1\.mlp\.gate\.weight"
+        ValueError, match=r"has no weights for 1 parts of its model, first model\.layers\.1\.mlp\.gate\.weight"
     ):
         pretrained.load(str(folder), "cpu")
     assert execute.execute(planned(folder)) == "failed"
 
 
-def test_a_dense_checkpoint_is_trained_too_but_not_by_its_routers(tmp_path: Path, task: Chain) -> None:
+def test_dense_checkpoint_trains_without_router_settings(tmp_path: Path, task: Chain) -> None:
     dense = {key: MICRO[key] for key in MICRO if "expert" not in key and "topk" not in key and "moe" not in key}
     dense |= {"_target_": "transformers.Qwen3Config", "head_dim": 8}
     build.build(dense, task.tokenizer, 0).save_pretrained(tmp_path / "dense")

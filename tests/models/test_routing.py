@@ -43,7 +43,7 @@ def logits_and_gradients(
 # --- replay ------------------------------------------------------------------------------------------
 
 
-def test_replaying_recorded_routes_at_unchanged_weights_is_the_identity_bitwise(model: PreTrainedModel) -> None:
+def test_replay_at_unchanged_weights_is_the_identity_bitwise(model: PreTrainedModel) -> None:
     free, free_gradients = logits_and_gradients(model)
     replayed, gradients = logits_and_gradients(model, own_routes(model))
     assert torch.equal(replayed, free)
@@ -51,7 +51,7 @@ def test_replaying_recorded_routes_at_unchanged_weights_is_the_identity_bitwise(
 
 
 @pytest.mark.parametrize("recalls", [False, True])
-def test_forced_routes_and_gates_equal_a_forward_in_which_they_are_replaced_by_hand(
+def test_forced_routes_and_gates_match_a_manual_forward(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, recalls: bool
 ) -> None:
     forced_LNK = other_routes()
@@ -82,7 +82,7 @@ def test_forced_routes_and_gates_equal_a_forward_in_which_they_are_replaced_by_h
         assert_close(one, weight.grad)
 
 
-def test_where_there_is_no_route_the_router_has_its_own_choice_and_gates(model: PreTrainedModel) -> None:
+def test_router_chooses_where_no_route_is_given(model: PreTrainedModel) -> None:
     forced_LNK, gates_LNK = other_routes(), torch.full((L, N, K), 7.0)
     forced_LNK[:, ::2] = NO_ROUTE
     for given in (gates_LNK, None):
@@ -102,7 +102,7 @@ def by_hand(forced: list[int], own: list[int], scores: list[float], share: float
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0, float("inf")])
-def test_filtered_routes_are_those_of_a_loop_over_tokens(share: float) -> None:
+def test_filtered_routes_match_a_loop_over_tokens(share: float) -> None:
     scores_NE = torch.randn(200, 8, generator=torch.Generator().manual_seed(0)).mul(2).softmax(-1)
     own_NK, forced_NK = scores_NE.topk(3).indices, torch.randn_like(scores_NE).topk(3).indices
     forced_NK[:100] = own_NK[:100].flip(-1).where(torch.arange(3) < 2, forced_NK[:100])  # two of three are its own
@@ -117,7 +117,7 @@ def test_filtered_routes_are_those_of_a_loop_over_tokens(share: float) -> None:
     assert torch.equal(found_NK[:-1], own_NK[:-1]) == (share > 1)
 
 
-def test_gradient_checkpointing_runs_a_router_again_under_the_same_routes(model: PreTrainedModel) -> None:
+def test_gradient_checkpointing_reruns_routers_under_the_same_routes(model: PreTrainedModel) -> None:
     forced_LNK = other_routes()
     plain, gradients = logits_and_gradients(model, forced_LNK)
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -141,7 +141,7 @@ def test_routes_that_do_not_fit_are_refused(model: PreTrainedModel, routes_LNK: 
         routed(model, routes_LNK)
 
 
-def test_a_run_does_not_start_with_routers_that_return_another_order_than_they_select(
+def test_routers_that_return_another_order_than_they_select_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cls = type(routers(trainer(tmp_path).model)[0])
@@ -159,7 +159,7 @@ def test_a_run_does_not_start_with_routers_that_return_another_order_than_they_s
         trainer(tmp_path)
 
 
-def test_the_z_loss_closed_form() -> None:
+def test_z_loss_closed_form() -> None:
     logits_LNE = [torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0, 2.0], [9.0, 9.0]])]
     log2 = torch.tensor(2.0).log()
     found = z_loss(logits_LNE, torch.tensor([1, 0]))
@@ -201,7 +201,7 @@ def test_replay_runs_the_recorded_experts_while_the_routers_own_choice_moves_on(
 
 
 @pytest.mark.parametrize("words", [[], ["microbatch=3"], ["savings.share_prompts=false"]])
-def test_recalled_gates_are_those_that_the_sampler_used(tmp_path: Path, words: list[str]) -> None:
+def test_recalled_gates_match_the_samplers(tmp_path: Path, words: list[str]) -> None:
     words = ["engine=router_noise", "engine.strength=2.0", *words]
     kl, first = {}, {}
     for routing in ("off", "r3", "r3_gates"):
@@ -221,7 +221,7 @@ def test_recalled_gates_are_those_that_the_sampler_used(tmp_path: Path, words: l
     assert_close(rollout.gates_LBFK[has_route_LBF].sum(-1), torch.ones(int(has_route_LBF.sum())))
 
 
-def test_filtered_replay_is_r3_at_share_0_and_free_at_share_1(tmp_path: Path) -> None:
+def test_filtered_replay_is_r3_at_share_0_and_off_at_share_1(tmp_path: Path) -> None:
     words = ["engine=router_noise", "engine.strength=2.0"]
     logprobs, kept = {}, {}
     for name, more in {
@@ -243,7 +243,7 @@ def test_filtered_replay_is_r3_at_share_0_and_free_at_share_1(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("routing", ["freeze", "r3_gates"])
-def test_frozen_routers_and_recalled_ones_stay_and_everything_else_learns(tmp_path: Path, routing: str) -> None:
+def test_frozen_and_recalled_routers_do_not_learn(tmp_path: Path, routing: str) -> None:
     made = trainer(tmp_path, f"routing={routing}")
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
     updated(made)
@@ -270,9 +270,7 @@ ENGINES = [
 
 
 @pytest.mark.parametrize(("name", "strength"), ENGINES)
-def test_an_engine_samples_differently_and_leaves_the_trainer_as_it_is(
-    tmp_path: Path, name: str, strength: float
-) -> None:
+def test_engine_changes_sampling_but_not_the_trainer(tmp_path: Path, name: str, strength: float) -> None:
     made = trainer(tmp_path, f"engine={name}")
     assert made.sampler.engine.strength == strength
     updated(made)  # so that old weights differ
@@ -312,7 +310,7 @@ def test_rounding_closed_forms() -> None:
     assert (engine._quantised(torch.zeros(2, 3), "fp8", False) == 0).all()
 
 
-def test_router_noise_changes_the_routes_and_router_bf16_only_the_gate(model: PreTrainedModel) -> None:
+def test_router_noise_changes_routes_but_router_bf16_only_gates(model: PreTrainedModel) -> None:
     free_LNK = own_routes(model)
     noisy = Sampler(RouterNoise(strength=2.0), model).model(torch.Generator().manual_seed(0))
     assert not torch.equal(own_routes(noisy), free_LNK)
@@ -349,7 +347,7 @@ def test_weight_noise_is_relative_to_each_matrix_and_new_for_each_rollout(model:
             assert size == pytest.approx(0.25, rel=5 / matrix.numel() ** 0.5), name  # five deviations
 
 
-def test_stale_weights_are_those_of_so_many_steps_ago(model: PreTrainedModel) -> None:
+def test_stale_weights_have_the_given_age_in_steps(model: PreTrainedModel) -> None:
     sampler = Sampler(Stale(strength=2), model)
     weight = next(model.parameters())
     seen = []
@@ -360,7 +358,7 @@ def test_stale_weights_are_those_of_so_many_steps_ago(model: PreTrainedModel) ->
     assert seen == [0, 0, 0, 1, 2]
 
 
-def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> None:
+def test_temperature_applies_to_the_samplers_log_probabilities(tmp_path: Path) -> None:
     made = trainer(tmp_path, "engine=temperature", "engine.strength=0.5")
     rollout, _, _ = made.sample(1)
     tokens_BT, mask_BT = responses(rollout)
@@ -374,7 +372,7 @@ def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "words", [["engine=router_noise", "engine.strength=5.0"], ["engine=truncated", "engine.top_k=1"]]
 )
-def test_evaluation_and_probes_are_the_trained_models_own(tmp_path: Path, words: list[str]) -> None:
+def test_evaluation_and_probes_use_the_trained_model(tmp_path: Path, words: list[str]) -> None:
     made = trainer(tmp_path, *words)
     plain = trainer(tmp_path)
     assert made.evaluate(1) == plain.evaluate(1)
@@ -385,7 +383,7 @@ def test_evaluation_and_probes_are_the_trained_models_own(tmp_path: Path, words:
 # --- what the engines round, and what the probe pins to -----------------------------------------------
 
 
-def test_bf16_reaches_routers_and_linear_layers_and_every_activation_is_on_its_grid(model: PreTrainedModel) -> None:
+def test_bf16_rounds_routers_and_linear_layers(model: PreTrainedModel) -> None:
     copy = Sampler(Rounding(dtype="bf16"), model).model(torch.Generator())
     seen: dict[str, Tensor] = {}
     for name, module in copy.named_modules():
@@ -402,9 +400,7 @@ def test_bf16_reaches_routers_and_linear_layers_and_every_activation_is_on_its_g
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "int8"])
-def test_fp8_and_int8_round_what_linear_layers_are_fed_and_spare_router_head_and_embedding(
-    model: PreTrainedModel, dtype: str
-) -> None:
+def test_fp8_and_int8_round_linear_layers_only(model: PreTrainedModel, dtype: str) -> None:
     copy = Sampler(Rounding(dtype=dtype), model).model(torch.Generator())
     weights = dict(model.named_parameters())
     for name, weight in copy.named_parameters():
@@ -422,7 +418,7 @@ def test_fp8_and_int8_round_what_linear_layers_are_fed_and_spare_router_head_and
     assert levels["lm_head"] == 32
 
 
-def test_channels_are_outputs_in_experts_of_either_layout_and_biases_stay(task: Chain) -> None:
+def test_channels_are_outputs_in_both_expert_layouts(task: Chain) -> None:
     numbers = {"_target_": "transformers.GptOssConfig", "num_hidden_layers": 1, "hidden_size": 16, "head_dim": 8}
     numbers |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
     numbers |= {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.1}
@@ -437,7 +433,7 @@ def test_channels_are_outputs_in_experts_of_either_layout_and_biases_stay(task: 
     assert torch.equal(copy.get_parameter(f"{name}_bias"), model.get_parameter(f"{name}_bias"))
 
 
-def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path) -> None:
+def test_probe_pins_to_the_routes_before_the_first_update(tmp_path: Path) -> None:
     made = trainer(tmp_path, "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
     rollout, minibatches, old = begun(made)
     watched_ = UpdateProbe(made.model, rollout.sequences, "fp32")
@@ -460,7 +456,7 @@ def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path)
     assert columns["log_ratio_moment_free"] != columns["log_ratio_moment_pinned"]
 
 
-def test_the_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> None:
+def test_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> None:
     made = trainer(tmp_path, "engine=router_noise", "engine.strength=2.0")
     rollout, _, old = begun(made)
     since = made._since_start.since_start(made.model)

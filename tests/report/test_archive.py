@@ -14,7 +14,7 @@ from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training import columns
 
 
-def test_the_report_of_what_is_kept_is_that_of_the_runs_byte_for_byte(recorded: Path) -> None:
+def test_report_of_an_archive_equals_that_of_the_runs(recorded: Path) -> None:
     made = report_page.make(recorded, formats=["svg"])  # every format is drawn from one figure
     report_page.keep(recorded, "small", recorded / "kept")
     assert not (recorded / "kept" / "runs").exists()
@@ -25,19 +25,19 @@ def test_the_report_of_what_is_kept_is_that_of_the_runs_byte_for_byte(recorded: 
     assert again.missing == made.missing
 
 
-def test_only_what_tables_and_figures_read_is_kept_and_no_number_can_be_exported_from_it(recorded: Path) -> None:
+def test_archive_keeps_only_what_reports_read(recorded: Path) -> None:
     report_page.keep(recorded, None, recorded / "kept")
     kept = archive.load(recorded / "kept", "small")
     assert set(kept["steps"]["metric"]) <= columns.kept()
     assert not {"folder", "numbers"} & set(kept["runs"])
     assert archive.experiments(recorded / "kept") == ["small"]
-    with pytest.raises(report_page.NothingToReport, match="holds tables without their runs"):
+    with pytest.raises(report_page.NothingToReport, match="holds archived tables without their runs"):
         report_page.export(recorded / "kept", "small", "csv")
     with pytest.raises(report_page.NothingToReport, match="no ended runs"):
         report_page.keep(recorded, "large", recorded / "kept")
 
 
-def test_an_archive_is_replaced_unless_it_would_lose_a_run(recorded: Path) -> None:
+def test_archive_is_replaced_unless_that_loses_a_run(recorded: Path) -> None:
     kept = recorded / "kept"
     for path in report_page.keep(recorded, None, kept):
         before = path.read_bytes()
@@ -61,7 +61,7 @@ def other_trainers(results: Path, algorithm: str = "gspo") -> None:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_runs_of_another_trainer_stand_on_the_page_and_are_joined_to_nothing(recorded: Path) -> None:
+def test_runs_of_another_trainer_are_reported_separately(recorded: Path) -> None:
     other_trainers(recorded)
     everything = archive.load(recorded, "small", foreign=True)["runs"]
     (foreign,) = set(everything.loc[everything["origin"] != "", "arm"])
@@ -80,7 +80,7 @@ def test_runs_of_another_trainer_stand_on_the_page_and_are_joined_to_nothing(rec
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_where_one_other_trainer_made_every_run_its_arms_are_ranked(recorded: Path) -> None:
+def test_arms_of_a_single_other_trainer_are_ranked(recorded: Path) -> None:
     for algorithm in ("grpo", "gspo", "reinforce"):
         other_trainers(recorded, algorithm)
     assert archive.load(recorded, "small")["runs"].empty

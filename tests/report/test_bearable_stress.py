@@ -39,7 +39,7 @@ def sweep(
 @pytest.mark.parametrize(
     ("dial", "values"), [("learning_rate", RATES), ("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))]
 )
-def test_the_table_has_the_number_of_each_loss_the_best_first(dial: str, values: tuple[float, ...]) -> None:
+def test_table_lists_losses_best_first(dial: str, values: tuple[float, ...]) -> None:
     table = bearable.table(sweep(dial, values))
     assert table["loss"].tolist() == ["gspo", "grpo", "grpo_unclipped"]
     numbers = {loss: text.split()[0] for loss, text in zip(table["loss"], table["× grpo"], strict=True)}
@@ -65,21 +65,21 @@ def test_a_sentence_says_which_loss_bears_most() -> None:
     ]
 
 
-def test_of_two_dials_one_divides_the_table() -> None:
+def test_second_dial_divides_the_table() -> None:
     both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
     table = bearable.table(both)
     assert table["setting"].unique().tolist() == ["updates per rollout 16", "updates per rollout 64"]
     assert len(table) == 2 * len(BORNE)
 
 
-def test_joined_experiments_divide_the_table_and_what_differs_between_them_is_no_dial() -> None:
+def test_settings_of_joined_experiments_are_not_dials() -> None:
     joined = pd.concat([sweep(), sweep(experiment="other", updates_per_rollout=32)])
     table = bearable.table(joined)
     assert table["setting"].unique().tolist() == ["made", "other"]
     assert {"× grpo", "best learning rate"} <= set(table)
 
 
-def test_runs_that_differ_in_another_number_are_lines_of_their_own() -> None:
+def test_runs_with_another_setting_get_their_own_line() -> None:
     """Two advantages are not averaged, and the one with the fewest further words is the reference."""
     plain, other = sweep(), sweep()
     other["arm"] = other["arm"].str.replace(" ", " advantage=reward ", n=1)
@@ -93,7 +93,7 @@ def test_runs_that_differ_in_another_number_are_lines_of_their_own() -> None:
     assert float(numbers["grpo advantage=reward"].split()[0]) < 0.9
 
 
-def test_each_loss_at_its_own_rate_is_a_sweep_of_staleness_and_not_of_the_rate() -> None:
+def test_losses_at_their_own_rates_are_a_staleness_sweep() -> None:
     """A rate that differs between losses is no dial: no run of a loss differs in it."""
     runs = sweep("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))
     runs["learning_rate"] = runs["algorithm"].map({"grpo": 2e-4, "gspo": 4e-4, "grpo_unclipped": 1e-4})
@@ -102,7 +102,7 @@ def test_each_loss_at_its_own_rate_is_a_sweep_of_staleness_and_not_of_the_rate()
     assert "setting" not in table
 
 
-def test_what_cannot_be_said_is_named() -> None:
+def test_missing_data_is_named() -> None:
     one = sweep(values=RATES[:1] * 2).drop_duplicates(["arm", "seed", "metric", "step"])
     assert bearable.lacks(one) == "runs of one loss at 2 values of learning_rate or updates_per_rollout or strength"
     without = sweep()[lambda runs: runs["algorithm"] != "grpo"]
@@ -127,7 +127,7 @@ def test_the_figure_notes_curves_line_and_crossings() -> None:
     assert crossings["mean"].tolist() == pytest.approx([0.4 + SHARE * 0.4] * len(crossings), abs=0.02)
 
 
-def test_numbers_of_several_settings_stand_side_by_side() -> None:
+def test_settings_are_drawn_side_by_side() -> None:
     (spec,) = find(["carry_over"])
     alone, joined = sweep(), pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third", seeds=3)])
     assert spec.lacks({"steps": alone}) == "a loss beside grpo in 2 settings: join experiments"
@@ -153,7 +153,7 @@ def test_numbers_of_several_settings_stand_side_by_side() -> None:
     assert "is 1.00 for the multiples" in caption
 
 
-def test_a_multiple_beyond_the_grid_is_an_open_mark() -> None:
+def test_ratio_beyond_the_grid_has_an_open_mark() -> None:
     (spec,) = find(["carry_over"])
     cut = pd.concat([sweep(), sweep(experiment="other")])
     beyond = (cut["algorithm"] == "gspo") & (cut["learning_rate"] > 2e-4) & (cut["experiment"] == "other")

@@ -43,7 +43,7 @@ NO_STEPS = pd.DataFrame(columns=["arm", "seed", "step", "metric", "value"])
 RUNS = runs_of({"grpo": [10, 20, None], "gspo": [None, None, None]})
 
 
-def test_survival_goes_to_the_end_of_what_was_seen() -> None:
+def test_survival_curves_extend_to_the_last_judged_step() -> None:
     curves = collapses.survival_curves(RUNS)
     grpo = curves[curves["arm"] == "grpo"]
     assert grpo["step"].tolist() == [0, 10, 20, 40]
@@ -71,7 +71,7 @@ def grid() -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def test_a_frontier_for_each_algorithm_and_none_for_a_grid_with_holes() -> None:
+def test_each_algorithm_with_a_full_grid_has_a_frontier() -> None:
     cells, lines = collapses.frontiers(grid(), NO_STEPS)
     assert len(cells) == 12
     assert cells[cells["stable"] == 0][["arm", "x"]].drop_duplicates().to_numpy().tolist() == [["grpo", 4e-3]]
@@ -102,7 +102,7 @@ def test_replay_has_a_frontier_of_its_own() -> None:
     assert of_lines(lines) == {"grpo": [8, 2 * np.sqrt(2)], "grpo routing=r3": [8, 8], "gspo": [8, 8]}
 
 
-def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:
+def test_frontier_of_short_runs_uses_a_shorter_rule() -> None:
     """Two, four and eight updates a rollout: at two, 80 updates are no patience of 160."""
     runs = grid().assign(steps=40, judged_until=0)
     runs["seed"] += 10 * runs["learning_rate"].rank(method="dense").astype(int)  # one number a run
@@ -118,7 +118,7 @@ def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:
     assert all(table.empty for table in collapses.frontiers(runs, few))
 
 
-def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> None:
+def test_unjudged_run_is_neither_stable_nor_collapsed() -> None:
     """All runs are censored where a collapse could last be seen, step 31, and not those that fall alone."""
     runs = runs_of({"grpo": [10, 20, None, None]}, judged_until=31)
     runs["falling_since"] = [np.nan, np.nan, 35.0, np.nan]
@@ -139,7 +139,7 @@ def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> Non
     assert not survival.of_runs(late)[1].any()
 
 
-def test_a_warning_that_is_always_right_has_area_one_and_silence_a_half() -> None:
+def test_perfect_warning_has_area_1_and_no_warning_a_half() -> None:
     runs = runs_of({"grpo": [20, 25, 30, None], "gspo": [None] * 4})
     roc, warnings = collapses.early_warnings(steps_of(runs), runs)
     areas = {row["metric"]: row["area"].mean for row in warnings.to_dict("records")}

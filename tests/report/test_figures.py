@@ -55,7 +55,7 @@ def test_differences_are_at_equal_compute_where_curves_are_over_compute() -> Non
     np.testing.assert_allclose(apart["mean"], [0, -0.05, -0.075, -0.1])
 
 
-def test_a_caption_names_lines_that_hide_each_other() -> None:
+def test_caption_names_lines_that_coincide() -> None:
     equal = long_table(
         {"reward": reward, "token_ratio_variance": reward}, arms(algorithm=["grpo"], routing=["r2", "r3"])
     )
@@ -66,7 +66,7 @@ def test_a_caption_names_lines_that_hide_each_other() -> None:
     assert "Equal" not in said(curves.replay(other))
 
 
-def test_a_seed_that_ended_early_counts_with_what_it_had_spent() -> None:
+def test_seed_that_ended_early_counts_its_spent_tokens() -> None:
     steps = long_table({"reward": reward, "tokens_sampled": lambda arm, seed: 100.0}, COMPARED)
     steps = steps[~((steps["metric"] == "tokens_sampled") & (steps["seed"] == 0) & (steps["step"] == 2))]
     np.testing.assert_allclose(curves.sampled_tokens(steps)["grpo"], [100, (100 + 200 + 200) / 3])
@@ -85,7 +85,7 @@ def test_clip_bars_are_means_over_seeds_and_a_loss_without_a_clip_has_none() -> 
     assert "No clip: reinforce" in said(figure)
 
 
-def test_replay_compares_routing_alone() -> None:
+def test_replay_compares_only_routing() -> None:
     values = {"reward": reward, "token_ratio_variance": lambda arm, seed: 10.0 ** -(seed + 2)}
     figure = curves.replay(long_table(values, arms(algorithm=["grpo"], routing=["off", "r2", "r3"])))
     assert list(shown(figure, 0)) == ["grpo off", "grpo r2", "grpo r3"]
@@ -119,7 +119,7 @@ def test_each_staleness_has_a_row_of_panels() -> None:
 
 
 @pytest.mark.parametrize("grow", [True, False])
-def test_a_panel_is_a_method_a_line_a_staleness_and_the_caption_says_the_design(grow: bool) -> None:
+def test_staleness_grid_has_a_panel_per_method_and_a_line_per_staleness(grow: bool) -> None:
     steps = long_table({"reward": lambda arm, seed: 0.1 * arm["updates_per_rollout"]}, stale(grow), seeds=10)
     figure = curves.staleness_grid(steps)
     assert [axis.get_title() for axis in figure.axes] == ["grpo", "gspo", "vespo"]
@@ -146,7 +146,7 @@ def test_survival_steps_down_and_counts_the_collapsed() -> None:
     assert figure.numbers["low"].tolist()[:3] == [1.0, 0.3, 0.3]
 
 
-def test_distributions_are_shares_of_all_counts_and_know_their_bins() -> None:
+def test_distributions_are_shares_of_all_counts() -> None:
     rows = []
     for model, seed in itertools.product(("micro", "dense_micro"), range(2)):
         for metric, bins in (("token_ratio_histogram", 42), ("sequence_log_ratio_variance_histogram", 34)):
@@ -166,7 +166,7 @@ def test_distributions_are_shares_of_all_counts_and_know_their_bins() -> None:
     assert "n = 2" in said(figure)
 
 
-def test_best_and_last_are_those_of_each_seed_and_the_widest_fall_is_on_top() -> None:
+def test_best_and_last_are_per_seed_with_the_widest_fall_on_top() -> None:
     def falls(arm: dict[str, float], seed: int) -> float:
         drop = 0.4 if arm["algorithm"] == "grpo" else 0.1
         return 0.8 + 0.01 * seed - drop * (arm["step"] > 10)
@@ -177,7 +177,7 @@ def test_best_and_last_are_those_of_each_seed_and_the_widest_fall_is_on_top() ->
     np.testing.assert_allclose(numbers[[("grpo", "best"), ("grpo", "last"), ("gspo", "last")]], [0.81, 0.41, 0.71])
 
 
-def test_drift_is_drawn_against_each_axis_that_varies_with_the_others_at_their_middle() -> None:
+def test_drift_is_drawn_against_each_varying_axis() -> None:
     grid = arms(updates_per_rollout=[2, 4, 8], learning_rate=[1e-4, 2e-4, 4e-4], moe_layers=[2, 4, 8])
     grid = [each | {"prompts": 4 * each["updates_per_rollout"]} for each in grid]  # type: ignore[operator]
 
@@ -194,7 +194,7 @@ def test_drift_is_drawn_against_each_axis_that_varies_with_the_others_at_their_m
     assert len(routing.drift(alone).axes) == 2
 
 
-def test_the_frontier_runs_along_the_top_of_what_is_stable() -> None:
+def test_frontier_follows_the_highest_stable_cells() -> None:
     rows = arms(arm=["grpo", "gspo"], x=[1e-4, 1e-3], y=[2, 4, 8])
     grid = pd.DataFrame(rows).assign(stable=1.0, n=3)
     grid.loc[(grid["arm"] == "grpo") & (grid["x"] == 1e-3) & (grid["y"] > 2), "stable"] = 0.0
@@ -223,7 +223,7 @@ def test_early_warnings_are_ordered_by_their_area() -> None:
 DOSES = arms(algorithm=["grpo", "gspo"], routing=["off", "r3"], engine=["router_noise"], strength=[0.0, 0.5, 2.0])
 
 
-def test_dose_and_response_are_means_over_seeds_at_each_strength() -> None:
+def test_dose_response_averages_over_seeds_at_each_strength() -> None:
     def final(arm: dict[str, float], seed: int) -> float:
         return 0.8 - 0.1 * arm["strength"] + 0.01 * seed + 0.1 * (arm["routing"] == "r3")
 
@@ -247,7 +247,7 @@ def test_dose_and_response_are_means_over_seeds_at_each_strength() -> None:
     assert "n = 10" in said(figure)
 
 
-def test_below_ten_seeds_every_dose_has_a_line_a_seed_and_differences_of_the_same_seed() -> None:
+def test_dose_response_below_ten_seeds_shows_each_seed() -> None:
     def final(arm: dict[str, float], seed: int) -> float:
         return 0.5 + 0.1 * seed + 0.01 * (seed + 1) * (arm["algorithm"] == "gspo")
 
@@ -261,7 +261,7 @@ def test_below_ten_seeds_every_dose_has_a_line_a_seed_and_differences_of_the_sam
 
 
 @pytest.mark.parametrize("draw", [curves.overview, curves.mismatch, curves.replay, curves.reward_compute])
-def test_below_ten_seeds_curves_have_no_band_but_every_seed_and_its_difference_from_grpo(draw: Any) -> None:
+def test_curves_below_ten_seeds_show_each_seed_without_a_band(draw: Any) -> None:
     def value(arm: dict[str, float], seed: int) -> float:
         return 0.3 + 0.1 * seed + 0.02 * (seed + 1) * (arm["algorithm"] == "gspo")
 
@@ -279,13 +279,13 @@ def test_below_ten_seeds_curves_have_no_band_but_every_seed_and_its_difference_f
     assert "thin lines: seeds; Δ: arm − grpo, of the same seed" in said(few)
 
 
-def test_from_ten_seeds_on_there_is_a_band_and_no_line_a_seed() -> None:
+def test_curves_from_ten_seeds_on_have_a_band() -> None:
     figure = curves.mismatch(long_table({"reward": reward, "rollout_kl_k3": reward}, COMPARED, seeds=10))
     assert [len(axis.collections) for axis in figure.axes] == [len(axis.lines) for axis in figure.axes] == [2, 2]
     assert "shaded: nominal 95 %" in said(figure)
 
 
-def test_below_ten_seeds_each_staleness_is_compared_with_the_least_at_equal_updates() -> None:
+def test_staleness_below_ten_seeds_is_compared_at_equal_updates() -> None:
     steps = long_table(
         {"reward": lambda arm, seed: 0.01 * arm["updates_per_rollout"] * arm["step"] + 0.1 * (seed + 1)},
         arms(algorithm=["grpo", "gspo"], updates_per_rollout=[2, 4]),
@@ -301,12 +301,12 @@ def test_below_ten_seeds_each_staleness_is_compared_with_the_least_at_equal_upda
 _CONFUSED = ("topr", "minirl", "vespo")
 
 
-def test_an_algorithm_of_ones_own_never_has_grpos_colour() -> None:
+def test_user_algorithm_never_has_grpos_colour() -> None:
     of_users = {looks.of_algorithm(f"mine{number}").colour for number in range(200)}
     assert of_users == set(looks.COLOURS) - {looks.of_algorithm("grpo").colour}
 
 
-def test_every_shipped_algorithm_has_a_look_of_its_own_in_every_figure() -> None:
+def test_every_shipped_algorithm_has_a_unique_look() -> None:
     shipped_ones = {name.partition("@")[0] for name in conf.names("algorithm")}
     assert shipped_ones == set(looks.ALGORITHMS), "a new algorithm goes to the end of looks.ALGORITHMS"
     drawn = [looks.of_algorithm(name) for name in looks.ALGORITHMS]
@@ -328,7 +328,7 @@ def test_every_shipped_algorithm_has_a_look_of_its_own_in_every_figure() -> None
         assert (line.get_color(), line.get_linestyle()) == (looks.COLOURS[1], "--")
 
 
-def test_variants_keep_their_algorithms_colour_and_differ_in_line_style_and_mark() -> None:
+def test_variants_share_a_colour_but_differ_in_line_and_mark() -> None:
     arms_of = {"grpo": ["grpo", "grpo routing=r3"], "grpo@verl-0.9": ["grpo@verl-0.9"], "gspo": ["gspo routing=r3"]}
     rows = [(arm, algorithm) for algorithm, named in (arms_of | {"mine": ["mine"]}).items() for arm in named]
     table = pd.DataFrame(rows, columns=["arm", "algorithm"])
@@ -342,7 +342,7 @@ def test_variants_keep_their_algorithms_colour_and_differ_in_line_style_and_mark
     assert looks.reference(found) == "grpo"
 
 
-def test_ticks_are_of_one_notation_and_steps_are_whole() -> None:
+def test_ticks_share_one_notation_and_steps_are_whole() -> None:
     assert style.numbers([4e-4, 1.6e-3]) == ["4e-4", "1.6e-3"]
     assert style.numbers([0, 0.01, 10, -2.5]) == ["0", "0.01", "10", "−2.5"]
     assert style.numbers([10.0**power for power in (-6, 0, 1)]) == ["1e-6", "1e0", "1e1"]
@@ -354,7 +354,7 @@ def test_ticks_are_of_one_notation_and_steps_are_whole() -> None:
         assert all(tick == round(tick) for tick in axis.get_xticks())
 
 
-def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_experts() -> None:
+def test_attribution_is_drawn_against_depth() -> None:
     values = {
         "log_ratio_moment_free": lambda arm, seed: 2.0,
         "log_ratio_moment_pinned": lambda arm, seed: 2.0 - arm["moe_layers"] / 10 - arm["experts"] / 50,
@@ -369,7 +369,7 @@ def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_exper
     np.testing.assert_allclose(ratio["8 experts"], [200, 1200])
 
 
-def test_attribution_is_drawn_against_the_experts_at_one_depth() -> None:
+def test_attribution_at_one_depth_is_drawn_against_experts() -> None:
     values = {
         "log_ratio_moment_free": lambda arm, seed: 2.0,
         "log_ratio_moment_pinned": lambda arm, seed: 2.0 - arm["experts"] / 64,
@@ -383,7 +383,7 @@ def test_attribution_is_drawn_against_the_experts_at_one_depth() -> None:
     assert shown(routing.attribution(long_table(unchanged, arms(moe_layers=[2, 4]))), 1) == {}
 
 
-def test_the_map_of_gains_is_the_last_reward_less_the_first_and_frames_the_experiments_own_setting() -> None:
+def test_gain_map_shows_last_minus_first_reward() -> None:
     made = arms(learning_rate=[1e-4, 1e-3], updates_per_rollout=[4, 16])
     for each in made:
         given = [key for key, own in (("learning_rate", 1e-3), ("updates_per_rollout", 16)) if each[key] != own]
@@ -413,7 +413,7 @@ def tail_tokens(arm: str, log_ratios: list[float]) -> pd.DataFrame:
     return tokens.assign(log_ratio_pinned=tokens["log_ratio"] / 10)
 
 
-def test_the_tail_is_split_by_routes_and_shows_the_tokens_that_moved_most() -> None:
+def test_tail_is_split_by_routes_and_shows_the_largest_tokens() -> None:
     values = {
         "log_ratio_moment_top": lambda arm, seed: 0.5 + 0.1 * seed,
         "log_ratio_moment_top_changed": lambda arm, seed: 0.4,
@@ -443,7 +443,7 @@ def test_the_tail_is_split_by_routes_and_shows_the_tokens_that_moved_most() -> N
     assert "the routes of 98 changed" in said(figure)
 
 
-def test_a_tail_of_one_seed_without_a_changed_route_has_no_interval() -> None:
+def test_tail_of_one_seed_has_no_interval() -> None:
     names = ("free", "top", "unchanged")
     values = {f"log_ratio_moment_{name}": lambda arm, seed: 0.5 for name in names}
     values["log_ratio_moment_top_changed"] = lambda arm, seed: 0.0
@@ -457,7 +457,7 @@ def test_a_tail_of_one_seed_without_a_changed_route_has_no_interval() -> None:
 # What is missing
 
 
-def test_a_figure_says_what_it_lacks_and_an_unknown_one_is_answered_with_near_ones() -> None:
+def test_figure_says_what_it_lacks_and_unknown_names_get_a_hint() -> None:
     steps = long_table({"reward": reward}, COMPARED)
     found = {"steps": steps, "histograms": pd.DataFrame()}
     assert FIGURES["fig14"].lacks(found) == "runs with 2 values of strength"
@@ -476,7 +476,7 @@ def test_a_figure_says_what_it_lacks_and_an_unknown_one_is_answered_with_near_on
 
 
 @pytest.mark.parametrize("suffix", write.FORMATS)
-def test_the_same_data_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+def test_equal_data_gives_equal_bytes(suffix: str, tmp_path: Path) -> None:
     steps = long_table({"clip_fraction": lambda arm, seed: 0.1}, COMPARED)
     files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
     for path in files:
@@ -487,7 +487,7 @@ def test_the_same_data_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scale", [{"value": "log"}, {"value": "symlog", "linthresh": 1e-3}])
 @pytest.mark.parametrize(("low", "high"), [(0.021, 0.034), (0.05, 0.5), (0.012, 0.9), (0.004, 2.0)])
-def test_a_logarithmic_axis_has_two_labels_whatever_it_spans(scale: dict[str, Any], low: float, high: float) -> None:
+def test_logarithmic_axis_always_has_two_labels(scale: dict[str, Any], low: float, high: float) -> None:
     figure, (axis,) = style.panels(1, 1, 2.0)
     axis.plot([0, 1], [low, high])
     axis.set_yscale(**scale)
@@ -498,7 +498,7 @@ def test_a_logarithmic_axis_has_two_labels_whatever_it_spans(scale: dict[str, An
     assert len([at for at, label in ticks if low <= at <= high and label.get_text()]) >= 2
 
 
-def test_the_numbers_of_a_figure_are_those_it_draws(tmp_path: Path) -> None:
+def test_figure_numbers_are_those_drawn(tmp_path: Path) -> None:
     figure = points.clip_fraction(long_table({"clip_fraction": lambda arm, seed: 0.1 * (seed + 1)}, COMPARED))
     files = write.figure(tmp_path, FIGURES["fig02"].stem("small"), figure, "", ["svg"])
     assert {path.suffix for path in files} == {".svg", ".txt", ".csv", ".md", ".tex"}
@@ -510,7 +510,7 @@ def test_the_numbers_of_a_figure_are_those_it_draws(tmp_path: Path) -> None:
 # Tables
 
 
-def test_the_table_of_models_has_sizes_and_estimates() -> None:
+def test_model_table_has_sizes_and_estimates() -> None:
     compared = arms(model=["micro", "olmoe_micro", "dense_micro"])
     steps = long_table(
         {
@@ -538,6 +538,6 @@ def test_the_table_of_models_has_sizes_and_estimates() -> None:
 
 
 @pytest.mark.parametrize(("name", "is_logarithmic"), [("fig01", False), ("fig03", True), ("fig07", True)])
-def test_a_caption_names_the_geometric_mean_where_an_axis_is_logarithmic(name: str, is_logarithmic: bool) -> None:
+def test_caption_names_the_geometric_mean_on_a_logarithmic_axis(name: str, is_logarithmic: bool) -> None:
     figure = FIGURES[name].figure(data(name, ["grpo", "gspo"]))
     assert ("geometric" in said(figure)) is is_logarithmic

@@ -61,7 +61,7 @@ def cost(row: pd.Series, unit: str) -> Any:
     return found
 
 
-def test_differences_wins_and_costs_are_those_of_the_curves() -> None:
+def test_differences_wins_and_costs_match_the_curves() -> None:
     row = compared(rising(21))
     assert row["final reward, difference"].mean == pytest.approx(-0.001)
     assert row["p (Holm)"] == 2 / 2**4
@@ -79,7 +79,7 @@ def test_differences_wins_and_costs_are_those_of_the_curves() -> None:
     assert float(name.split()[-1]) == pytest.approx(first + 0.9 * (0.815 - first), abs=1e-3)
 
 
-def test_an_arm_that_never_gets_there_has_a_bound() -> None:
+def test_arm_that_never_reaches_the_reward_has_a_bound() -> None:
     row = compared([0.3] * 40)
     samples = cost(row, "samples")
     assert samples.bound == "at least"
@@ -87,13 +87,13 @@ def test_an_arm_that_never_gets_there_has_a_bound() -> None:
     assert write.to_numbers(pd.DataFrame([row]))[[f"{name} bound" for name in row.index if "samples" in name]].size == 1
 
 
-def test_a_lost_run_has_spent_what_it_had_when_it_ended() -> None:
+def test_diverged_run_counts_its_cost_until_it_ended() -> None:
     short, long = (cost(compared([0.3] * 40, ended), "updates") for ended in (10, None))
     assert short.mean == pytest.approx(long.mean / 4)
     assert cost(compared(rising(21), ended=0), "updates").n == 0  # it could not even be sampled
 
 
-def test_a_log_without_tokens_is_compared_in_updates_and_seconds() -> None:
+def test_log_without_tokens_is_compared_in_updates_and_seconds() -> None:
     """As of verl, whose steps have seconds and no counts."""
     parts = [steps_of("fast", seed, rising(11), 10.0) for seed in SEEDS]
     parts += [steps_of("slow", seed, rising(21), 10.0) for seed in SEEDS]
@@ -119,7 +119,7 @@ def test_collapses_are_compared_by_log_rank() -> None:
     assert np.isnan(made["calm"])
 
 
-def test_where_the_best_arm_gains_nothing_there_is_no_cost_of_reward() -> None:
+def test_cost_is_left_out_if_the_best_arm_gains_nothing() -> None:
     falling = [0.8 - 0.01 * step for step in range(40)]
     parts = [
         steps_of(arm, seed, [value - lower for value in falling], 10.0)
@@ -131,7 +131,7 @@ def test_where_the_best_arm_gains_nothing_there_is_no_cost_of_reward() -> None:
     assert made["final reward, difference"].iloc[0].mean == pytest.approx(-0.1)
 
 
-def test_arms_with_other_prompts_are_not_compared_on_them() -> None:
+def test_arms_with_different_prompts_have_no_win_rate() -> None:
     answers = evaluations({"fast": [1.0, 0.0], "slow": [1.0, 1.0]})
     answers.loc[answers["arm"] == "slow", "prompt"] += "?"
     parts = [steps_of(arm, seed, rising(11), 10.0) for arm in ("fast", "slow") for seed in SEEDS]

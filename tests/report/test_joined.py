@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_arms_are_told_apart_only_where_two_experiments_have_them(folder: Path) -> None:
+def test_shared_arms_are_named_by_experiment(folder: Path) -> None:
     tables = results("base,mine", folder)
     both = {f"{arm} ({name})" for arm in ("grpo", "reinforce") for name in ("base", "mine")}
     assert set(tables["runs"]["arm"]) == {"gspo", *both}
@@ -34,7 +34,7 @@ def test_arms_are_told_apart_only_where_two_experiments_have_them(folder: Path) 
     assert joined.difference(tables["runs"]) == ""
 
 
-def test_other_seeds_of_one_config_are_one_arm(folder: Path) -> None:
+def test_seeds_of_one_config_form_one_arm(folder: Path) -> None:
     base = archive.load(folder, "base")
     halves = {name: {kind: table[keep(table)] for kind, table in base.items()} for name, keep in HALVES.items()}
     tables = joined.join(halves)
@@ -47,7 +47,7 @@ def test_other_seeds_of_one_config_are_one_arm(folder: Path) -> None:
 HALVES = {"first": lambda table: table["seed"] == 0, "later": lambda table: table["seed"] > 0}
 
 
-def test_the_settings_that_differ_are_named_and_the_algorithms_are_not() -> None:
+def test_differing_settings_are_named_without_algorithms() -> None:
     runs = archive.load(RECORDED, "small")["runs"]
     config = json.loads(runs["config"].iloc[0])
     config["updates_per_rollout"] = 64
@@ -63,9 +63,7 @@ def test_the_settings_that_differ_are_named_and_the_algorithms_are_not() -> None
     assert not any(word in line for word in ("clip_high", "seed ", "77", "temperature", "advantage"))
 
 
-def test_the_report_says_the_difference_first_and_has_a_name_of_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
-) -> None:
+def test_joined_report_starts_with_the_difference(folder: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])  # for time
     runs = pd.read_parquet(folder / "data" / "mine" / "runs.parquet").assign(task="other")
     runs.to_parquet(folder / "data" / "mine" / "runs.parquet")
@@ -81,7 +79,7 @@ def test_the_report_says_the_difference_first_and_has_a_name_of_its_own(
     assert ran("report", "--figure", "fig02", *words).startswith(line)
 
 
-def test_an_experiment_of_another_folder_is_joined_and_told_apart(folder: Path) -> None:
+def test_experiment_from_another_folder_is_joined(folder: Path) -> None:
     shutil.copytree(folder / "data", folder / "other" / "data")
     places = joined.places(folder, f"base,{folder}/other/mine")
     assert places == {"base": (folder, "base"), "mine": (folder / "other", "mine")}
@@ -103,7 +101,7 @@ def test_an_experiment_of_another_folder_is_joined_and_told_apart(folder: Path) 
         ("base,mine", ("--arms", "rspo"), "there is no arm 'rspo'; choose from GRPO (base), GRPO (mine)"),
     ],
 )
-def test_what_cannot_be_joined_is_answered_in_one_line(
+def test_invalid_join_fails_in_one_line(
     experiment: str, more: tuple[str, ...], said: str, folder: Path, refused: Said
 ) -> None:
     assert said in refused("report", "--results", str(folder), "--experiment", experiment, *more)

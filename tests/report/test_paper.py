@@ -37,7 +37,7 @@ def drawn(folder: Path, ran: Said) -> Said:
     return draw
 
 
-def test_the_caption_stands_beside_the_figure_or_in_it(folder: Path, drawn: Said) -> None:
+def test_caption_is_beside_or_inside_the_figure(folder: Path, drawn: Said) -> None:
     beside = folder / "figures" / "small-fig02-clip_fraction.txt"
     assert "mean over steps" not in drawn()
     text = beside.read_text()
@@ -48,7 +48,7 @@ def test_the_caption_stands_beside_the_figure_or_in_it(folder: Path, drawn: Said
     assert not beside.exists()
 
 
-def test_names_are_those_of_papers_or_the_given_ones_or_the_typed_ones(folder: Path, ran: Said, drawn: Said) -> None:
+def test_names_come_from_papers_the_user_or_the_command_line(folder: Path, ran: Said, drawn: Said) -> None:
     table = folder / "tables" / "small-fig02-clip_fraction.csv"
 
     def series() -> list[str]:
@@ -67,7 +67,7 @@ def test_names_are_those_of_papers_or_the_given_ones_or_the_typed_ones(folder: P
     assert archive.load(folder / "again", "small")["runs"]["arm"].tolist() == kept["arm"].tolist()
 
 
-def test_every_algorithm_has_a_name_of_its_own() -> None:
+def test_algorithm_names_are_unique() -> None:
     names = paper.published()
     shipped = {name for name in conf.names("algorithm") if "@" not in name}
     assert set(names) == shipped
@@ -75,7 +75,7 @@ def test_every_algorithm_has_a_name_of_its_own() -> None:
     assert (names["grpo"], names["dr_grpo"], names["minirl"]) == ("GRPO", "Dr. GRPO", "MiniRL")
 
 
-def test_a_name_changes_no_look() -> None:
+def test_renaming_does_not_change_the_look() -> None:
     steps = long_table({"reward": lambda arm, seed: 0.5}, arms(algorithm=["grpo", "dr_grpo", "gspo@verl-0.9"]))
     variant = steps[steps["algorithm"] == "grpo"].assign(arm="grpo routing=r2", routing="r2")
     for table in (steps, pd.concat([steps, variant])):
@@ -90,7 +90,7 @@ def test_a_name_changes_no_look() -> None:
         assert back == plain
 
 
-def test_columns_are_the_width_of_every_figure(folder: Path, ran: Said, drawn: Said) -> None:
+def test_columns_set_the_width_of_every_figure(folder: Path, ran: Said, drawn: Said) -> None:
     ran("report", "--results", str(folder), "--experiment", "small", "--format", "png", "--columns", "1")
     pictures = list((folder / "figures").glob("*.png"))
     assert len(pictures) > 2
@@ -117,7 +117,7 @@ def test_every_figure_is_legible_in_either_width(name: str, columns: int) -> Non
         assert faults(figure) == []
 
 
-def test_a_style_sheet_lies_on_top_of_ours(folder: Path, drawn: Said) -> None:
+def test_style_sheet_overrides_the_default_style(folder: Path, drawn: Said) -> None:
     (folder / "my.mplstyle").write_text(SHEET)
     steps = long_table({"reward": lambda arm, seed: 0.5}, arms(algorithm=["grpo", "gspo"]))
     with paper.used(Paper(sheet=paper._sheet(str(folder / "my.mplstyle")))):
@@ -133,7 +133,7 @@ def test_a_style_sheet_lies_on_top_of_ours(folder: Path, drawn: Said) -> None:
     assert "112233" not in drawn()
 
 
-def test_a_sheets_size_is_the_width_unless_columns_say_another() -> None:
+def test_style_sheet_sets_the_width_unless_columns_do() -> None:
     steps = long_table({"clip_fraction": lambda arm, seed: 0.1}, arms(algorithm=["grpo"]))
     with paper.used(Paper(sheet={"figure.figsize": [5.0, 1.0]})):
         assert points.clip_fraction(steps).get_figwidth() == 5.0
@@ -141,9 +141,7 @@ def test_a_sheets_size_is_the_width_unless_columns_say_another() -> None:
         assert points.clip_fraction(steps).get_figwidth() == style.TWO_COLUMNS
 
 
-def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overview_stacks_its_panels_on_a_narrow_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])  # for time
     report_page.make(folder, "small", ["svg"])
     page = (folder / "report.html").read_text()
@@ -169,11 +167,11 @@ def test_the_overview_of_the_page_stacks_its_panels_on_a_narrow_screen(
         (["--style", "odd.mplstyle"], "odd.mplstyle: 'font.siz' is not a matplotlib setting"),
         (["--style", "bad.mplstyle"], "bad.mplstyle: Key font.size: Could not convert 'big' to float"),
         (["--style", "tex.mplstyle"], "text.usetex is not supported"),
-        (["--list", "--columns", "1"], "--columns does not go with --list"),
-        (["--keep", "kept", "--names", ""], "--names does not go with --keep"),
+        (["--list", "--columns", "1"], "--columns cannot be combined with --list"),
+        (["--keep", "kept", "--names", ""], "--names cannot be combined with --keep"),
     ],
 )
-def test_a_wrong_value_is_answered_in_one_line_and_nothing_is_written(
+def test_invalid_option_fails_in_one_line_and_writes_nothing(
     words: list[str], said: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     monkeypatch.chdir(recorded)

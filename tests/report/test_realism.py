@@ -62,7 +62,7 @@ def factors(data: dict[str, pd.DataFrame], arm: str) -> dict[tuple[str, str], fl
 
 
 @pytest.mark.parametrize(("number", "factor"), [(0.5, 0.25), (2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (10.0, 2.5)])
-def test_a_factor_is_to_the_nearer_end_of_the_range(number: float, factor: float) -> None:
+def test_factor_is_relative_to_the_nearer_end_of_the_range(number: float, factor: float) -> None:
     row = replace(ROWS[0], low=2.0, high=4.0)
     assert Realism(row, "", "", Estimate(number, np.nan, np.nan, 1)).factor == factor
     assert np.isnan(Realism(replace(row, low=np.nan, high=np.nan), "", "", Estimate(number, 0, 9, 3)).factor)
@@ -83,7 +83,7 @@ def test_every_row_is_computed_from_its_own_columns() -> None:
     assert not any(each.row.gate == "R5" for each in realism.measure(experiment(ours={})))
 
 
-def test_a_range_is_shown_for_its_engine_and_its_algorithm_alone() -> None:
+def test_range_is_shown_only_for_its_engine_and_algorithm() -> None:
     data = experiment(exact={"engine": "exact"}, gspo={"algorithm": "gspo"}, cispo={"algorithm": "cispo"})
     assert not any(gate == "R3" for gate, _ in factors(data, "exact"))
     assert factors(data, "exact")["", "KL of sampler from trainer (k3, nats)"] == pytest.approx(1e-3 / 8.4e-4)
@@ -112,7 +112,7 @@ def test_an_moe_is_compared_with_its_dense_twin() -> None:
     ],
     ids=str,
 )
-def test_a_dense_twin_differs_in_routers_and_experts_alone(moe: dict[str, Any], is_twin: bool) -> None:
+def test_dense_twin_differs_only_in_routers_and_experts(moe: dict[str, Any], is_twin: bool) -> None:
     config = {
         "optimizer": {"router_factor": 1.0, "learning_rate": 1.0},
         "cold_start": {"router_factor": 1.0, "aux_loss": 0.0},
@@ -127,7 +127,7 @@ def test_a_dense_twin_differs_in_routers_and_experts_alone(moe: dict[str, Any], 
 
 
 @pytest.mark.parametrize("moe", ["flat", "deepseek_v3_tiny", "mixtral_micro"])  # their feed-forwards differ otherwise
-def test_a_shipped_dense_model_is_the_twin_of_its_moe(moe: str) -> None:
+def test_shipped_dense_models_are_twins_of_their_moe(moe: str) -> None:
     def run(model: str, *words: str) -> pd.Series:
         (planned,) = compose.plan(["algorithm=grpo", f"model={model}", "seed=0", *words])
         return pd.Series({"model": model, "algorithm": "grpo", "config": json.dumps(planned.plain)})
@@ -137,7 +137,7 @@ def test_a_shipped_dense_model_is_the_twin_of_its_moe(moe: str) -> None:
     assert not realism.is_twin(dense, run(moe, "updates_per_rollout=4"))
 
 
-def test_what_was_not_recorded_is_left_out_and_the_table_is_empty_without_anything() -> None:
+def test_unrecorded_quantities_are_left_out() -> None:
     missing = dict.fromkeys(VALUES)
     assert realism.table(experiment(ours={}) | {"steps": pd.DataFrame()}).empty
     table = realism.table(experiment(ours=missing | {"expert_change_per_update": 0.1, "clip_fraction": 0.001}))
@@ -145,7 +145,7 @@ def test_what_was_not_recorded_is_left_out_and_the_table_is_empty_without_anythi
     assert (table["n"].tolist(), table["published"].tolist()) == ([3, 3], ["0.05 to 0.15", "0.0005 to 0.005"])
 
 
-def test_gates_are_in_order_and_archives_keep_all_that_the_table_reads() -> None:
+def test_gates_are_ordered_and_archives_keep_all_they_read() -> None:
     gates = [int(each.row.gate[1:]) for each in realism.measure(experiment(ours={})) if each.row.gate]
     assert gates == sorted(gates)
     assert set(VALUES) <= columns.kept()

@@ -95,7 +95,7 @@ def test_curves_are_smoothed_within_seeds_and_averaged_over_them() -> None:
     assert geometric["low"].item() > 0
 
 
-def test_the_summary_has_the_numbers_of_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+def test_summary_matches_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
     summary = tables.summary(steps, runs).set_index("arm")
     assert summary["n"].tolist() == [3, 3, 3]
     assert summary["collapsed"].isna().all()  # 24 gradient updates are too few to say
@@ -172,7 +172,7 @@ class Page(HTMLParser):
         self.folds -= tag == "details"
 
 
-def test_the_report_is_made_from_what_is_recorded(recorded: Path) -> None:
+def test_report_is_built_from_recorded_runs(recorded: Path) -> None:
     made = report_page.make(recorded)
     assert all(path.stat().st_size > 0 for path in made.files)
     names = {path.name for path in made.files}
@@ -198,9 +198,7 @@ def test_the_report_is_made_from_what_is_recorded(recorded: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_truncates_and_escapes_samples(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report_page._samples(archive.runs(recorded, "small")) == {"samples": [], "left_out": 0}
     folders = sorted(path.parent for path in (recorded / "runs").glob("**/run.json"))
     row = {"step": 1, "prompt": "2+2=", "response": "<script>4</script>", "finished": True, "reward": 1.0}
@@ -234,13 +232,13 @@ def test_a_sweep_over_a_dial_leads_with_what_losses_bear(tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_some_arms_alone_are_reported_by_name_or_by_algorithm(recorded: Path) -> None:
+def test_arms_can_be_selected_by_name_or_algorithm(recorded: Path) -> None:
     report_page.make(recorded, "small", ["svg"], ["gspo", "grpo"])
     assert pd.read_csv(recorded / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
     page = Page()
     page.feed((recorded / "report.html").read_text())
     assert "Only the arms gspo, grpo." in page.text
-    assert "reinforce" not in page.text.partition("Figures that lack runs")[0]
+    assert "reinforce" not in page.text.partition("Figures without data")[0]
     with pytest.raises(figures.CannotDraw, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
         report_page.make(recorded, "small", ["svg"], ["gspo", "sapo"])
     files = report_page.draw(FIGURES["fig02"], recorded, "small", ["svg"], ["gspo"])
@@ -248,9 +246,7 @@ def test_some_arms_alone_are_reported_by_name_or_by_algorithm(recorded: Path) ->
     assert pd.read_csv(next(path for path in files if path.suffix == ".csv"))["series"].tolist() == ["gspo"]
 
 
-def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_figure_is_found_listed_drawn_and_reported(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = recorded / "mine"
     text = "from beside import HOME\n" + tutorial()["my_figures.py"].replace('"quickstart"', "HOME")
     write_all(mine, {"my_figures.py": text, "beside.py": 'HOME = "small"\n'})
@@ -276,7 +272,7 @@ def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(recorded: Path) -> None:
+def test_unfinished_runs_are_listed_but_not_counted(recorded: Path) -> None:
     path = next((recorded / "runs" / "small" / "gspo").glob("**/run.json"))
     path.write_text(path.read_text().replace('"status": "finished"', '"status": "failed"'))
     report_page.make(recorded)
@@ -302,7 +298,7 @@ def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
     return {kind: (table, "") for kind, table in made.items() if not table.empty}
 
 
-def test_the_headline_says_who_leads_whether_it_is_decided_and_what_collapsed() -> None:
+def test_headline_names_the_leader_the_decision_and_collapses() -> None:
     shown = shown_of(a=[0.5, 0.6, 0.7, 0.5, 0.6], b=[0.3, 0.4, 0.52, 0.3, 0.4], lost=[0.2, 0.3, 0.1, 0.2, 0.2])
     said = " ".join(tables.sentences(shown))
     difference = estimates.over_seeds([0.2, 0.2, 0.18, 0.2, 0.2], bounds=estimates.DIFFERENCE)
@@ -319,7 +315,7 @@ def test_the_headline_says_who_leads_whether_it_is_decided_and_what_collapsed() 
     assert "leads" not in " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7])))
 
 
-def test_the_headline_names_arms_that_lost_what_the_start_knew() -> None:
+def test_headline_names_arms_that_end_below_their_start() -> None:
     """Those below their start on every seed, decoded greedily; sampled accuracy says nothing about that."""
 
     def steps_of(metric: str = "eval_greedy", **ends: list[float]) -> pd.DataFrame:
@@ -341,7 +337,7 @@ def test_the_headline_names_arms_that_lost_what_the_start_knew() -> None:
     assert tables.knowledge_lost(steps_of(level=[0.5, 0.5])) == []
 
 
-def test_fewer_than_five_seeds_decide_nothing_and_equal_arms_are_level() -> None:
+def test_fewer_than_five_seeds_decide_nothing() -> None:
     said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.3, 0.4, 0.52], c=[0.1, 0.2, 0.3])))
     assert "n = 3, on every seed; three seeds decide nothing." in said
     assert "decided" not in said
@@ -354,7 +350,7 @@ def test_fewer_than_five_seeds_decide_nothing_and_equal_arms_are_level() -> None
     assert str(estimates.Estimate(-0.0, -0.0, 0.0, 3)) == "0 [0, 0]"
 
 
-def test_the_headline_counts_arms_that_are_too_many_to_name() -> None:
+def test_headline_counts_arms_if_too_many_to_name() -> None:
     low = {f"low{number}": [0.1, 0.2, 0.3, 0.12, 0.21, 0.13, 0.2] for number in range(6)}
     level = {"a": [0.5, 0.6, 0.7, 0.5, 0.6, 0.6, 0.5], "b": [0.6, 0.5, 0.6, 0.5, 0.6, 0.7, 0.4]}
     said = " ".join(tables.sentences(shown_of(**level, **low)))
@@ -380,7 +376,7 @@ def lose(results: Path, step: int) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("step", [5, 12])
-def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on(recorded: Path, step: int) -> None:
+def test_diverged_run_counts_as_0_from_there_on(recorded: Path, step: int) -> None:
     runs = lose(recorded, step)
     steps = archive.steps(runs)
     for metric, first in (("reward", step + 1), ("eval_accuracy", step)):  # a step is evaluated after its updates
@@ -396,7 +392,7 @@ def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_runs_of_different_configs_or_versions_are_not_mixed_silently(recorded: Path) -> None:
+def test_mixing_configs_or_versions_is_reported(recorded: Path) -> None:
     report_page.make(recorded)
     assert "These runs differ" not in (recorded / "report.html").read_text()
     path = next((recorded / "runs").glob("**/run.json"))
@@ -419,9 +415,7 @@ def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
-def test_the_export_holds_every_number_of_steps_and_updates_once(
-    tmp_path: Path, runs: pd.DataFrame, suffix: str
-) -> None:
+def test_export_holds_every_number_exactly_once(tmp_path: Path, runs: pd.DataFrame, suffix: str) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     path = report_page.export(tmp_path, None, suffix)
     found = pd.read_parquet(path) if suffix == "parquet" else pd.read_csv(path)

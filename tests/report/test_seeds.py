@@ -73,7 +73,7 @@ def export(folder: Path) -> Files:
 
 
 @pytest.mark.parametrize("written", [one_table, each_run, folders_of_verl, chart, export])
-def test_every_kind_of_log_has_the_same_ends(written: Callable[[Path], Files], tmp_path: Path) -> None:
+def test_every_log_format_gives_the_same_final_values(written: Callable[[Path], Files], tmp_path: Path) -> None:
     logs = seeds.read(written(tmp_path), "value")
     assert {arm: ends.to_dict() for arm, ends in seeds.ends(logs).items()} == {
         arm: pytest.approx(ends) for arm, ends in ENDS.items()
@@ -82,7 +82,7 @@ def test_every_kind_of_log_has_the_same_ends(written: Callable[[Path], Files], t
     assert late == pytest.approx((VALUES["new", 2, 20] + VALUES["new", 2, 30]) / 2)
 
 
-def test_pairs_have_the_numbers_of_the_suites_statistics() -> None:
+def test_pairs_match_the_suites_statistics() -> None:
     arms = {arm: pd.Series(ends) for arm, ends in ENDS.items()}
     paired, unpaired = seeds.pairs(arms, [0.03]).to_dict("records")
     old, new = arms["old"], arms["new"]
@@ -99,7 +99,7 @@ def test_pairs_have_the_numbers_of_the_suites_statistics() -> None:
     assert next(cell for name, cell in again.items() if name.startswith("seeds for")).startswith("4 (")
 
 
-def test_arms_without_common_seeds_are_compared_unpaired_and_equal_seeds_have_no_spread() -> None:
+def test_arms_without_common_seeds_are_compared_unpaired() -> None:
     old = pd.Series([0.1, 0.2, 0.3], ["0", "1", "2"])
     (row,) = seeds.pairs({"old": old, "new": old.set_axis(["3", "4", "5"])}).to_dict("records")
     assert (row["design"], row["n"]) == ("unpaired", 3)
@@ -135,7 +135,7 @@ THREE = HEADER + "".join(f"{arm},{seed},1,{seed}\n" for arm in "ab" for seed in 
         ({"a.csv": THREE}, "a.csv --step time", "no column 'time'"),
         ({"a.csv": THREE}, "a.csv --difference 0", "--difference: must be above 0"),
         ({"a.csv": THREE}, "a.csv --last 1.5", "--last: must be above 0 and at most 1"),
-        ({}, "", "name the logs"),
+        ({}, "", "no logs given"),
     ],
 )
 def test_bad_logs_are_refused_in_one_line(
@@ -160,7 +160,7 @@ def test_a_link_a_large_file_and_too_many_numbers_are_refused(tmp_path: Path, mo
         seeds.read([(None, tmp_path / "a.csv")])
 
 
-def test_what_the_logs_leave_open_is_noted_and_names_are_visible(tmp_path: Path, ran: Said) -> None:
+def test_ambiguous_logs_are_noted_and_names_are_escaped(tmp_path: Path, ran: Said) -> None:
     more = "a,0,1,5\na,1,2,5\n\x1b[31m,0,1,1\n\x1b[31m,1,1,2\n\x1b[31m,2,1,4\n"
     (tmp_path / "a.csv").write_text(THREE + more + "b,2,9")
     shown = ran("seeds", str(tmp_path / "a.csv"), "--difference", "0.5")

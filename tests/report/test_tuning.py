@@ -29,7 +29,7 @@ def swept(runs: Sequence[compose.Run]) -> dict[str, list[Any]]:
     return {name: sorted({of(run) for run in runs}) for name, of in settings.items()}
 
 
-def test_seeds_and_rates_of_the_setting_are_those_of_the_section() -> None:
+def test_tuning_section_replaces_seeds_and_rates() -> None:
     runs = planned("experiment=long", "algorithm=gspo")
     section = OmegaConf.load(CONF / "config.yaml").tuning
     own = OmegaConf.load(CONF / "experiment" / "long.yaml").optimizer.learning_rate
@@ -54,7 +54,7 @@ def test_overrides_of_rates_and_seeds_are_respected(words: list[str], rates: lis
     assert not any("tuning." in run.command for run in runs)
 
 
-def test_the_section_is_no_part_of_a_run() -> None:
+def test_tuning_section_is_not_part_of_a_run() -> None:
     (plain,), (other,) = compose.plan(["model=micro"]), compose.plan(["model=micro", "tuning.seeds=[1]"])
     assert (plain.plain, plain.config_hash, plain.folder) == (other.plain, other.config_hash, other.folder)
 
@@ -85,11 +85,11 @@ def tabled(levels: Mapping[float, Sequence[float]], collapsed: Sequence[float] =
         ("gspo learning_rate=0.1 predictor_learning_rate=0.2", "gspo predictor_learning_rate=0.2"),
     ],
 )
-def test_an_arm_of_a_tuning_is_its_name_without_its_own_rate(arm: str, without: str) -> None:
+def test_tuned_arm_is_named_without_its_rate(arm: str, without: str) -> None:
     assert tuning._arms(pd.DataFrame({"arm": [arm]})).tolist() == [without]
 
 
-def test_the_best_rate_is_that_of_the_highest_mean_level_and_others_are_compared_seed_by_seed() -> None:
+def test_best_rate_has_the_highest_mean_level() -> None:
     rows = tabled({4e-4: [0.3, 0.5, 0.1], 1e-4: [0.5, 0.7, 0.3], 2e-4: [0.6, 0.81, 0.39]}, collapsed=[4e-4])
     assert rows["learning rate"].tolist() == [1e-4, 2e-4, 4e-4]
     assert rows["best"].tolist() == ["", "best", ""]
@@ -109,7 +109,7 @@ def test_the_best_rate_is_that_of_the_highest_mean_level_and_others_are_compared
     assert tuning.drawn(rows).numbers["series"].tolist() == ["gspo"] * 3 + ["start"]
 
 
-def test_many_arms_share_panels_with_the_same_numbers() -> None:
+def test_many_arms_share_panels() -> None:
     levels = {name: 0.2 + 0.05 * place for place, name in enumerate("abcdefghij")}
     arms = [tabled({1e-4: [0.1] * 3, 2e-4: [level] * 3}).assign(arm=name) for name, level in levels.items()]
     together, apart = tuning.drawn(pd.concat(arms[:8])), tuning.drawn(pd.concat(arms))
@@ -126,7 +126,7 @@ def test_many_arms_share_panels_with_the_same_numbers() -> None:
         ({2e-4: [0.7] * 3}, "1e-4,2e-4,4e-4"),
     ],
 )
-def test_a_best_rate_at_an_end_names_the_wider_grid(levels: dict[float, list[float]], wider: str) -> None:
+def test_best_rate_at_an_end_suggests_a_wider_grid(levels: dict[float, list[float]], wider: str) -> None:
     said = tuning.verdict(tabled(levels), "", "", ["algorithm=gspo"])
     assert said.endswith(f"{config.RATE}={wider}")
     assert swept(planned("model=micro", said.rpartition(" ")[2]))["rate"] == [float(each) for each in wider.split(",")]
@@ -151,9 +151,7 @@ def test_rates_within_one_paired_standard_error_are_both_confirmed(
     )
 
 
-def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
-) -> None:
+def test_interrupted_tuning_resumes_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     words = [*SMALL, "steps=2", "tuning.rate_factors=[0.5,2]", "tuning.seeds=[100]", "experiment_name=small_tuning"]
     words += [f"results_dir={tmp_path}", "hydra/launcher=basic"]
     runs, step = planned(*words), Trainer.step
@@ -205,5 +203,5 @@ def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
         ("experiment=long,stale", "names 2 sweeps"),
     ],
 )
-def test_a_wrong_tuning_is_refused_in_one_line(word: str, part: str, refusal_of: Said) -> None:
+def test_invalid_tuning_is_refused_in_one_line(word: str, part: str, refusal_of: Said) -> None:
     assert part in refusal_of("--tune", "model=micro", word)

@@ -22,7 +22,7 @@ ROWS = pd.DataFrame(
 )
 
 
-def test_programs_get_each_number_in_a_column_of_its_own() -> None:
+def test_csv_has_each_number_in_its_own_column() -> None:
     first = write.to_numbers(ROWS).iloc[0].to_dict()
     assert first["arm_a"] == "50 % & more"
     assert [first[f"reward {part}"] for part in ("mean", "low", "high", "n")] == [0.5, 0.4, 0.6, 3]
@@ -64,7 +64,7 @@ def test_multiples_sort_by_their_number() -> None:
     assert [cell["number"] for (cell,) in cells] == [10.6, 2.02, 0.24, 1.0, "", "", "", ""]
 
 
-def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
+def test_names_never_become_spreadsheet_formulas(tmp_path: Path) -> None:
     names = ["=1+2", "+cmd", "-2+3+x", "@sum", "grpo", "-0.5", "+"]
     rows = pd.DataFrame({"arm": names, "value": [-1.0] * len(names)})
     write.pieces(tmp_path / "export.csv", "csv", iter([rows]))
@@ -75,7 +75,7 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
         assert found["value"].tolist() == rows["value"].tolist()
 
 
-def test_a_section_stands_between_its_markers_and_the_rest_stays(tmp_path: Path) -> None:
+def test_section_is_replaced_between_its_markers_only(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n")
     write.section(page, "x", "new\n")
@@ -84,7 +84,7 @@ def test_a_section_stands_between_its_markers_and_the_rest_stays(tmp_path: Path)
         write.section(page, "y", "new")
 
 
-def test_files_are_written_whole_and_formats_are_checked(tmp_path: Path) -> None:
+def test_files_are_written_atomically_and_formats_are_checked(tmp_path: Path) -> None:
     paths = write.table(tmp_path, "t", ROWS, "A caption.")
     assert [path.name for path in paths] == ["t.md", "t.csv", "t.tex"]
     assert paths[0].read_text().endswith("\n\nA caption.\n")

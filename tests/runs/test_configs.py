@@ -117,7 +117,7 @@ def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", algorithms.names(presets=True))
-def test_loading_through_hydra_is_loading_through_python(name: str) -> None:
+def test_loading_through_hydra_equals_loading_through_python(name: str) -> None:
     (made,) = compose.plan(with_needed(name))
     assert algorithms.build(made.config.algorithm.loss) == algorithms.load(name)
 
@@ -142,7 +142,7 @@ def test_loading_through_hydra_is_loading_through_python(name: str) -> None:
         "seed=1,2",
     ],
 )
-def test_a_point_of_a_sweep_is_what_hydra_composes(text: str) -> None:
+def test_sweep_point_matches_hydras_composition(text: str) -> None:
     def found(by: Any, words: list[str]) -> Any:
         try:
             return by(words)
@@ -173,14 +173,14 @@ def test_a_point_of_a_sweep_is_what_hydra_composes(text: str) -> None:
     ],
     ids=" ".join,
 )
-def test_the_named_configs_of_a_point_are_what_hydra_composes_of_them_in_full(words: list[str]) -> None:
+def test_named_configs_of_a_point_match_hydras_full_composition(words: list[str]) -> None:
     with overrides.composing():
         chosen = overrides.compose(words)[1]
         composed = hydra.compose("config", [f"{group}={name}" for group, name in chosen.items()])
         assert overrides.reference(words) == OmegaConf.to_container(composed, resolve=True)
 
 
-def test_hydras_own_settings_are_what_hydra_composes() -> None:
+def test_hydra_section_matches_hydras_composition() -> None:
     words = ["experiment=best_last", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
     with overrides.composing():
         ours, theirs = overrides.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
@@ -192,7 +192,7 @@ def test_hydras_own_settings_are_what_hydra_composes() -> None:
 
 
 @pytest.mark.parametrize("name", conf.names("experiment"))
-def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
+def test_experiment_states_its_command_and_number_of_runs(name: str) -> None:
     text = conf.text("experiment", name)
     runs = compose.plan([f"experiment={name}", "start_from=null"])  # a trunk need not be there
     verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
@@ -205,7 +205,7 @@ def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
     ("estimator", "place", "coefficient", "noted"),
     [("k1", "loss", 0.1, 1), ("k1", "loss", 0.0, 0), ("k1", "reward", 0.1, 0), ("k2", "loss", 0.1, 0)],
 )
-def test_a_kl_term_that_holds_nothing_back_is_noted(estimator: str, place: str, coefficient: float, noted: int) -> None:
+def test_kl_term_without_effect_is_noted(estimator: str, place: str, coefficient: float, noted: int) -> None:
     kl = f"{{estimator: {estimator}, place: {place}, coefficient: {coefficient}}}"
     notes = command._notes(compose.plan([f"algorithm.kl={kl}"]))
     assert len(notes) == noted

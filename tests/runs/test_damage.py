@@ -63,7 +63,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (lambda folder: (folder / "run.json").write_bytes(b"\x93\xff\x00"), "run.json cannot be read"),
     "nested": (lambda folder: (folder / "run.json").write_text("[" * 100_000), "run.json cannot be read"),
     "{}": (lambda folder: (folder / "run.json").write_text("{}"), "has no valid status"),
-    "[]": (lambda folder: (folder / "run.json").write_text("[]"), "holds list"),
+    "[]": (lambda folder: (folder / "run.json").write_text("[]"), "must hold an object, got list"),
     "a status": (edited(status="happy"), "has no valid status"),
     "a type": (edited(config=[]), "has no valid config"),
     "an end": (edited(diverged={"step": "3"}), "has no valid diverged"),
@@ -71,9 +71,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
-    damage: str, finished: Path, tmp_path: Path
-) -> None:
+def test_damaged_run_is_left_out_and_named_with_its_command(damage: str, finished: Path, tmp_path: Path) -> None:
     folder = moved(finished, tmp_path)
     inflict, why = DAMAGES[damage]
     inflict(folder)
@@ -82,7 +80,7 @@ def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
     assert why in told[1]
-    (made,) = compose.plan(shlex.split(told[2].partition("again: steadymoe run")[2]))
+    (made,) = compose.plan(shlex.split(told[2].partition("rerun: steadymoe run")[2]))
     assert made.folder == folder
     record.state_of(made)  # as ``steadymoe run`` does before it trains
     with pytest.raises(report_page.NothingToReport, match="left out, damaged"):
@@ -92,13 +90,11 @@ def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("damage", ["no steps", "{}"])
-def test_the_command_that_status_names_brings_a_damaged_run_back(
-    damage: str, finished: Path, tmp_path: Path, ran: Said
-) -> None:
+def test_command_in_status_restores_a_damaged_run(damage: str, finished: Path, tmp_path: Path, ran: Said) -> None:
     folder = moved(finished, tmp_path)
     DAMAGES[damage][0](folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
-    words = shlex.split(status.lines(tmp_path)[2].partition("again: steadymoe ")[2])
+    words = shlex.split(status.lines(tmp_path)[2].partition("rerun: steadymoe ")[2])
     said = ran(*words)
     assert "damaged, rerun" in said
     assert "1 finished" in said
@@ -113,7 +109,7 @@ def test_the_command_that_status_names_brings_a_damaged_run_back(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_report_says_which_runs_it_leaves_out(recorded: Path) -> None:
+def test_report_names_the_runs_it_leaves_out(recorded: Path) -> None:
     lost, cut, older = ((recorded / "runs" / "small" / name) for name in ("gspo", "grpo", "reinforce"))
     folders = [sorted(path.parent for path in each.glob("**/run.json"))[0] for each in (lost, cut, older)]
     (folders[0] / "steps.parquet").unlink()
@@ -132,7 +128,7 @@ def test_a_report_says_which_runs_it_leaves_out(recorded: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}'])
-def test_a_plan_that_cannot_be_read_is_told_and_written_anew(content: str, finished: Path, tmp_path: Path) -> None:
+def test_unreadable_plan_is_reported_and_rewritten(content: str, finished: Path, tmp_path: Path) -> None:
     moved(finished, tmp_path)
     plan = tmp_path / "runs" / "default" / "plan.json"
     plan.write_text(content)
@@ -163,7 +159,7 @@ def interrupted(results: Path) -> compose.Run:
     return made
 
 
-def test_a_run_that_lost_rows_or_its_checkpoint_begins_anew(tmp_path: Path) -> None:
+def test_run_that_lost_rows_or_its_checkpoint_restarts(tmp_path: Path) -> None:
     made = interrupted(tmp_path)
     tables = [path for path in made.folder.glob("*.jsonl") if path.stem in TABLES]
     rows = {path: path.read_text() for path in tables}
@@ -181,7 +177,7 @@ def test_a_run_that_lost_rows_or_its_checkpoint_begins_anew(tmp_path: Path) -> N
     assert record.read_table(made.folder, "steps")["step"].tolist() == list(range(1, 7))
 
 
-def test_a_checkpoint_cut_in_half_restarts_the_run_which_says_so(
+def test_truncated_checkpoint_restarts_the_run_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = interrupted(tmp_path)
@@ -229,7 +225,7 @@ def test_a_kept_checkpoint_with_a_flipped_bit_is_not_used(tmp_path: Path) -> Non
     assert checkpoint.step_of(path) is None
 
 
-def test_a_folder_that_is_not_ours_to_lock_is_told_as_its_run_says(
+def test_status_of_an_unlockable_folder_comes_from_its_run_json(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = moved(finished, tmp_path)
@@ -243,9 +239,7 @@ def test_a_folder_that_is_not_ours_to_lock_is_told_as_its_run_says(
     assert record.status(folder) == "running"
 
 
-def test_a_run_file_that_may_not_be_read_is_damage(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_run_json_is_damage(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, opened = moved(finished, tmp_path), regular_files.opened
 
     def refuses(path: Path, *most: int) -> object:  # root may read anything
@@ -257,9 +251,9 @@ def test_a_run_file_that_may_not_be_read_is_damage(
     assert "Permission denied" in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
-    assert "again: steadymoe run" in told[2]
+    assert "rerun: steadymoe run" in told[2]
 
 
-def test_retry_failed_leaves_damaged_runs(finished: Path, tmp_path: Path, refused: Said) -> None:
+def test_retry_failed_skips_damaged_runs(finished: Path, tmp_path: Path, refused: Said) -> None:
     (moved(finished, tmp_path) / "steps.parquet").unlink()
     refused("run", "--retry-failed", *SMALL, "steps=2", f"results_dir={tmp_path}")

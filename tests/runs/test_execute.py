@@ -66,7 +66,7 @@ def test_columns_agree_with_each_other(whole: compose.Run) -> None:
     assert (updates["clip_fraction"] == updates["clip_fraction_low"] + updates["clip_fraction_high"]).all()
 
 
-def test_the_ratio_is_exactly_one_and_routing_has_not_moved_before_the_first_update(whole: compose.Run) -> None:
+def test_ratio_is_1_and_routing_unchanged_before_the_first_update(whole: compose.Run) -> None:
     updates = record.read_table(whole.folder, "updates")
     first = updates[updates["update"] == 1]
     assert (first[["token_ratio_mean", "token_ratio_max"]] == 1).all(axis=None)
@@ -82,9 +82,7 @@ def test_the_sampler_and_the_training_forward_agree_in_fp32(whole: compose.Run) 
     assert steps["rollout_expert_disagreement"].max() == 0
 
 
-def test_two_runs_of_one_config_are_bitwise_the_same_with_a_cached_and_a_fresh_cold_start(
-    whole: compose.Run, tmp_path: Path
-) -> None:
+def test_equal_configs_run_bitwise_equal_with_any_cold_start_cache(whole: compose.Run, tmp_path: Path) -> None:
     again = planned(tmp_path)
     execute.execute(again)
     assert_same(whole.folder, again.folder)
@@ -93,7 +91,7 @@ def test_two_runs_of_one_config_are_bitwise_the_same_with_a_cached_and_a_fresh_c
     assert_same(whole.folder, cached.folder)
 
 
-def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(whole: compose.Run, tmp_path: Path) -> None:
+def test_run_killed_at_a_random_step_resumes_to_the_same_numbers(whole: compose.Run, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "steadymoe.bench.cli", "run", *SMALL, f"results_dir={tmp_path}"]
     child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     made = planned(tmp_path)
@@ -146,7 +144,7 @@ def test_a_checkpoint_of_other_library_versions_is_not_resumed(
     assert_same(whole.folder, made.folder)
 
 
-def test_a_finished_run_is_left_alone_and_another_config_is_refused(
+def test_finished_run_is_skipped_and_another_config_is_refused(
     whole: compose.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, look = {path: path.stat().st_mtime_ns for path in whole.folder.glob("*.*")}, record.read_state
@@ -166,7 +164,7 @@ def test_a_finished_run_is_left_alone_and_another_config_is_refused(
     assert {path: path.stat().st_mtime_ns for path in whole.folder.glob("*.*")} == before
 
 
-def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
+def test_run_of_another_process_is_left_to_it(tmp_path: Path) -> None:
     made = planned(tmp_path)
     with record.Record(made.folder, execute._facts(made)) as other:
         other.update(status="running")
@@ -181,7 +179,7 @@ class Poisoned(Objective):
 
 
 @pytest.mark.parametrize(("where", "step", "update"), [("loss", 3, 1), ("step", 3, 0), ("evaluate", 6, 2)])
-def test_a_number_that_is_not_finite_is_a_result(
+def test_non_finite_number_is_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, step: int, update: int
 ) -> None:
     """In a loss, in weights before a step samples, and in weights that the last update ruined."""
@@ -226,9 +224,7 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
     assert record.status(made.folder) == "collapsed"
 
 
-def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_wait_for_a_cold_start_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = planned(tmp_path)
     task = instantiate(made.config.task)
     trained: list[int] = []
@@ -253,7 +249,7 @@ def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
         assert torch.equal(one, other)
 
 
-def test_algorithms_share_a_cold_start_and_other_seeds_tasks_and_models_do_not(tmp_path: Path) -> None:
+def test_only_algorithms_share_a_cold_start(tmp_path: Path) -> None:
     def fingerprint(*words: str) -> str:
         return planned(tmp_path, *words).config.cold_start_fingerprint
 
@@ -264,9 +260,7 @@ def test_algorithms_share_a_cold_start_and_other_seeds_tasks_and_models_do_not(t
     assert len({fingerprint(), *(fingerprint(word) for word in others)}) == 1 + len(others)
 
 
-def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cold_start_outside_its_band_says_what_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = planned(tmp_path)
     execute.execute(first)
     weights = next((tmp_path / "cold_starts").glob("*.safetensors"))
@@ -287,9 +281,7 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     assert "raise cold_start.max_updates" in record.known(missed.folder)["error"]
 
 
-def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_cold_start_resumes_to_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["cold_start.check_every=4", "cold_start.accuracy_low=0.95", "cold_start.max_updates=16"]
     config = planned(tmp_path, *words, "cold_start.batch_size=4").config
     task = instantiate(config.task)
@@ -320,13 +312,11 @@ def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(
         assert torch.equal(one, other)
     (tmp_path / "halted").write_bytes(b"torn")
     assert made_in(tmp_path / "halted")[1] == [4, 8, 12, 16], "a damaged one begins anew"
-    assert capsys.readouterr().err.count("the cold start begins again, because") == 1
+    assert capsys.readouterr().err.count("restarting the cold start, because") == 1
 
 
 @pytest.mark.check
-def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rerun_finishes_a_killed_cold_start_and_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["steps=1", "cold_start.check_every=10", "cold_start.accuracy_low=0.7"]
     whole, killed = planned(tmp_path / "whole", *words), planned(tmp_path / "killed", *words)
     rising = "cold_start._accuracy = lambda *a: a[4] / 40"  # of the updates, so that the third check is in the band
@@ -348,7 +338,7 @@ def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves
     assert (cache / f"{name}.safetensors").read_bytes() == made
 
 
-def test_the_time_a_cold_start_needs_is_that_of_its_slope() -> None:
+def test_cold_start_time_is_extrapolated_from_its_slope() -> None:
     checks = [(25 * place, 0.1 + 0.02 * place) for place in range(1, 6)]
     assert cold_start.updates_left(checks, goal=0.4, most=5000) == pytest.approx(250)  # 0.2 at 0.02 in 25 updates
     assert cold_start.updates_left(checks, goal=0.4, most=200) == 75
@@ -356,7 +346,7 @@ def test_the_time_a_cold_start_needs_is_that_of_its_slope() -> None:
     assert cold_start.updates_left([(25, 0.3), (50, 0.2)], goal=0.4, most=100) == 50
 
 
-def test_a_zero_learning_rate_moves_nothing(tmp_path: Path) -> None:
+def test_zero_learning_rate_changes_nothing(tmp_path: Path) -> None:
     frozen = planned(tmp_path, "optimizer.learning_rate=0")
     execute.execute(frozen)
     updates = record.read_table(frozen.folder, "updates")
@@ -377,9 +367,7 @@ def test_the_three_algorithms_coincide_at_one_update_a_rollout(tmp_path: Path) -
     np.testing.assert_allclose(curves[0], curves[2], atol=1e-4)
 
 
-def test_the_router_auxiliary_loss_is_off_by_default_and_changes_the_run_when_on(
-    whole: compose.Run, tmp_path: Path
-) -> None:
+def test_router_auxiliary_loss_is_off_by_default(whole: compose.Run, tmp_path: Path) -> None:
     balanced = planned(tmp_path, "routing.aux_loss=0.5")
     execute.execute(balanced)
     one, other = (tables(made.folder)["updates"]["loss"] for made in (whole, balanced))

@@ -38,7 +38,7 @@ def assert_complete(runs: list[compose.Run], basic: list[compose.Run]) -> None:
 
 
 @pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
-def test_the_numbers_are_those_of_the_basic_launcher(
+def test_numbers_match_the_basic_launcher(
     words: list[str], tmp_path: Path, basic: list[compose.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_a_killed_worker_loses_nothing(words: list[str], tmp_path: Path, basic: 
     assert_complete(runs, basic)
 
 
-def test_submitted_jobs_go_on_without_their_launcher(tmp_path: Path, basic: list[compose.Run]) -> None:
+def test_submitted_jobs_outlive_their_launcher(tmp_path: Path, basic: list[compose.Run]) -> None:
     runs = runs_of(tmp_path, "steps=30")
     launcher = launched(tmp_path, *LAUNCHERS["submitit_local"], "steps=30")
     wait_for(lambda: at_work(runs, 1), 120)

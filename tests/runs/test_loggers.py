@@ -29,7 +29,7 @@ def assert_shows_the_record(values: Mapping[str, Mapping[int, list[float]]], fol
             np.testing.assert_allclose([sent[at][0] for at in recorded], list(recorded.values()), rtol=1e-6)
 
 
-def test_tensorboard_shows_every_step_once_though_the_run_was_interrupted(whole: compose.Run, tmp_path: Path) -> None:
+def test_tensorboard_shows_every_step_once_after_an_interruption(whole: compose.Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     made = planned(tmp_path, "log=tensorboard", "checkpoint_every=4")
     interrupt(made, 4)  # before a checkpoint: the run begins anew, and so do its scalars
@@ -82,9 +82,7 @@ def test_wandb_offline_holds_every_step_once(
 
 
 @pytest.mark.parametrize("tool", ["tensorboard", "wandb"])
-def test_a_missing_package_is_answered_with_how_to_install_it(
-    tool: str, monkeypatch: pytest.MonkeyPatch, refusal_of: Said
-) -> None:
+def test_missing_package_says_how_to_install_it(tool: str, monkeypatch: pytest.MonkeyPatch, refusal_of: Said) -> None:
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -93,7 +91,7 @@ def test_a_missing_package_is_answered_with_how_to_install_it(
 
 
 @pytest.mark.parametrize("fails", ["open", "write", "close"])
-def test_a_logger_gets_rows_that_were_recorded_and_where_it_fails_the_run_goes_on(
+def test_logger_gets_recorded_rows_and_its_failure_does_not_stop_the_run(
     fails: str, whole: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     behind: list[int] = []

@@ -13,7 +13,7 @@ def only(tmp_path: Path, *words: str) -> compose.Run:
 
 
 @pytest.mark.parametrize("updates", [1, 4, 16])
-def test_prompts_grow_with_the_updates_and_the_mini_batch_stays(updates: int, tmp_path: Path) -> None:
+def test_prompts_grow_with_updates_at_a_fixed_mini_batch(updates: int, tmp_path: Path) -> None:
     made = only(tmp_path, f"updates_per_rollout={updates}", "rollout.minibatch_prompts=3", "total_updates=33")
     assert made.config.rollout.prompts == 3 * updates
     assert made.config.steps == {1: 33, 4: 9, 16: 3}[updates]  # rounded up
@@ -21,7 +21,7 @@ def test_prompts_grow_with_the_updates_and_the_mini_batch_stays(updates: int, tm
     assert made.axes["rollout.minibatch_prompts"] == 3
 
 
-def test_points_of_a_sweep_share_their_settings_and_no_folder(tmp_path: Path) -> None:
+def test_sweep_points_share_settings_but_not_folders(tmp_path: Path) -> None:
     words = ["experiment=staleness", "algorithm=gspo", "seed=0", f"results_dir={tmp_path}"]
     runs = compose.plan(words, multirun=True)
     assert [run.config.rollout.prompts for run in runs] == [16, 32, 64]

@@ -91,9 +91,7 @@ def run(losses: Path, ran: Said) -> Said:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_the_end_of_a_run_says_what_was_silent_what_diverged_and_where_a_users_loss_broke(
-    losses: Path, run: Said, ran: Said
-) -> None:
+def test_outcome_names_silent_and_diverged_runs_and_user_errors(losses: Path, run: Said, ran: Said) -> None:
     said = run("algorithm=silent")
     assert "1 finished" in said
     assert "nothing to learn from: silent seed=0: gradient norm 0 in every update\n" in said
@@ -108,7 +106,7 @@ def test_the_end_of_a_run_says_what_was_silent_what_diverged_and_where_a_users_l
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.check)])
-def test_a_loss_that_ends_the_process_fails_its_run_and_no_other(
+def test_loss_that_exits_fails_only_its_own_run(
     launcher: str, losses: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.setenv("STEADYMOE_PATH", str(losses))
@@ -123,9 +121,7 @@ def test_a_loss_that_ends_the_process_fails_its_run_and_no_other(
         assert place in ran("run", *TWO_STEPS, *words, code=1)
 
 
-def test_a_module_or_class_that_is_wrong_and_a_section_that_is_missing_are_told_in_one_line_before_anything_runs(
-    losses: Path, run: Said
-) -> None:
+def test_wrong_target_or_missing_section_fails_in_one_line_before_any_run(losses: Path, run: Said) -> None:
     grpo = "loss:\n  _target_: steadymoe.algorithms.grpo.GRPO\n"
     texts = {"syntax": loss("no_syntax.Loss"), "name": loss("no_name.Loss"), "bare": grpo, "lossless": GROUP_MEAN}
     write_all(losses / "conf" / "algorithm", {f"{name}.yaml": text for name, text in texts.items()})
@@ -144,7 +140,7 @@ def test_a_module_or_class_that_is_wrong_and_a_section_that_is_missing_are_told_
     run("--cfg", "job", "algorithm=bare", "advantage=group_mean")  # what is chosen stands in for the section
 
 
-def test_what_is_silent_is_told_of_whole_columns_alone() -> None:
+def test_only_all_zero_columns_are_reported_as_silent() -> None:
     learned = pd.DataFrame({"step": [1, 2], "reward": [0.0, 0.5], "grad_norm": [0.0, 0.1]})
     assert outcome.silent(learned) is None
     assert outcome.silent(learned.assign(grad_norm=0.0)) == "gradient norm 0 in every update"
@@ -158,7 +154,7 @@ def test_what_is_silent_is_told_of_whole_columns_alone() -> None:
     assert outcome.findings_of_arms(long) == ["nothing to learn from: a (seed 0, 2): gradient norm 0 in every update"]
 
 
-def test_an_error_of_the_suite_itself_has_no_place_in_a_users_code() -> None:
+def test_suite_error_has_no_location_in_user_code() -> None:
     with pytest.raises(AttributeError) as caught:
         outcome.reason(None)  # type: ignore[arg-type]
     here = caught.value.__traceback__
@@ -169,7 +165,7 @@ def test_an_error_of_the_suite_itself_has_no_place_in_a_users_code() -> None:
     assert blame.failure(caught.value).endswith("\nAttributeError: 'NoneType' object has no attribute 'get'")
 
 
-def test_an_error_inside_a_package_is_placed_where_the_user_called_it() -> None:
+def test_package_error_is_located_at_the_users_call() -> None:
     with pytest.raises(ValueError, match="Expecting") as caught:
         json.loads("{")
     assert caught.value.__traceback__ is not None

@@ -63,7 +63,7 @@ def recorded(made: compose.Run, **changes: Any) -> None:
     atomic_files.write_json(made.folder / "run.json", facts)
 
 
-def test_what_code_does_is_compared_and_not_how_it_is_told(tmp_path: Path) -> None:
+def test_code_hash_ignores_comments_and_formatting(tmp_path: Path) -> None:
     def digest(text: str) -> str:
         (tmp_path / "a.py").write_text(text)
         return training_code.statements(tmp_path / "a.py")
@@ -94,7 +94,7 @@ def test_the_hash_of_a_file_is_the_same_in_every_version_of_python(tmp_path: Pat
     assert training_code.statements(tmp_path / "a.py") == "ast1:d3f7af0a3be9c2ae"
 
 
-def test_a_loss_is_its_file_and_what_it_imports_and_nothing_else(mine: Path) -> None:
+def test_loss_hash_covers_its_file_and_imports_only(mine: Path) -> None:
     settings = config("mine")
     before = provenance.code_hash(settings)
     (mine / "unread.py").write_text("x = 1\n")
@@ -111,22 +111,20 @@ def test_a_loss_is_its_file_and_what_it_imports_and_nothing_else(mine: Path) -> 
     assert provenance.code_hash(settings) not in (in_a_package, None)
 
 
-def test_a_shipped_loss_is_its_file_and_what_every_loss_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_loss_hash_covers_its_file_and_shared_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "digest", lambda files: ",".join(sorted({file.stem for file in files})))
     for name, own in (("grpo", {"grpo"}), ("rspo_gspo", {"gmpo", "gspo", "rspo"})):
         shared = {"advantages", "batch", "corrections", "loss", "objective", "ops", "parts"}
         assert set((provenance.code_hash(config(name)) or "").split(",")) == shared | own
 
 
-def test_code_that_cannot_be_compared_is_unknown_and_never_stale(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
-) -> None:
+def test_incomparable_code_is_unknown_but_never_stale(mine: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     (made,) = compose.plan([*TINY, "algorithm=mine"])
     recorded(made)
     facts = record.known(made.folder)
     assert provenance.difference(facts) == provenance.Difference(None, None, None)
     skipped = command._skipped([made], {made.folder: record.read_state(made.folder)})
-    assert skipped == ["1 of 1 runs have finished before and are skipped"]
+    assert skipped == ["1 of 1 runs have already finished and are skipped"]
     for code in ("", None):
         without = facts | {"algorithm_code": code, "training_version": 7}
         assert provenance.difference(without).unknown == "its code was not found"
@@ -139,7 +137,7 @@ def test_code_that_cannot_be_compared_is_unknown_and_never_stale(
     assert second.startswith("  1 ended with code that cannot be compared: its code is missing; set STEADYMOE_PATH")
 
 
-def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(mine: Path, ran: Said, refused: Said) -> None:
+def test_edited_loss_is_refused_unless_redo_is_given(mine: Path, ran: Said, refused: Said) -> None:
     words = ["run", *TINY, "-m", "algorithm=grpo,mine"]
     shipped, made = compose.plan([*TINY, "algorithm=grpo,mine"], multirun=True)
     recorded(shipped)
@@ -149,13 +147,13 @@ def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(mine: Path, ran:
     (mine / "my_losses.py").write_text(LOSS.replace("super().surrogate(batch)", "super().surrogate(batch * 1)"))
 
     said = refused(*words)
-    assert said.startswith(f"steadymoe: {made.folder} was made by other code of its algorithm, task or engine; ")
+    assert said.startswith(f"steadymoe: {made.folder} was made with other code of its algorithm, task or engine; ")
     assert (made.folder / "steps.parquet").read_bytes() == old
     assert not Path("results/replaced").exists()
     told = status.lines(Path("results"))
     assert told[0] == "default: 2 finished, 1 stale"
     assert "(made by other code of its algorithm, " in told[1]
-    assert told[2] == f"    again: {made.command} --redo"
+    assert told[2] == f"    rerun: {made.command} --redo"
     assert made.command.startswith("STEADYMOE_PATH=mine steadymoe run ")
 
     (mine / "my_losses.py").write_text(LOSS)
@@ -172,7 +170,7 @@ def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(mine: Path, ran:
     assert len(list(aside.parent.iterdir())) == 1
 
 
-def test_runs_of_other_training_code_are_refused_and_runs_with_other_libraries_are_left(
+def test_other_training_code_is_refused_but_not_other_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said, refused: Said
 ) -> None:
     made = planned(tmp_path)
@@ -187,14 +185,12 @@ def test_runs_of_other_training_code_are_refused_and_runs_with_other_libraries_a
     atomic_files.write_json(made.folder / "run.json", facts)
     then, now = provenance.TRAINING_VERSION, provenance.TRAINING_VERSION + 1
     monkeypatch.setattr(provenance, "TRAINING_VERSION", now)
-    assert f"was made by other training code (version {then}; now {now}); add --redo" in refused(*words)
+    assert f"was made with other training code (version {then}; now {now}); add --redo" in refused(*words)
     assert f"(made by other training code (version {then}; now {now}))" in status.lines(tmp_path)[1]
     refused(*words, "--redo", "--retry-failed")
 
 
-def test_a_run_goes_on_only_where_its_code_is_known_to_be_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_resumes_only_with_known_equal_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "step_of", lambda _: 4)
     monkeypatch.setattr(record.Record, "holds", lambda *_: True)
     made = planned(tmp_path)
@@ -209,9 +205,7 @@ def test_a_run_goes_on_only_where_its_code_is_known_to_be_the_same(
         assert "changed since its checkpoint" in folder.run["restarted"]
 
 
-def test_no_verb_but_run_imports_what_a_results_folder_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
-) -> None:
+def test_only_run_imports_classes_named_in_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     evil = f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()\nclass Loss: ...\n"
     write_all(tmp_path, {f"{place}/evil_{place}.py": evil for place in ("cwd", "pythonpath", "mine")})
     monkeypatch.chdir(tmp_path / "cwd")
@@ -244,7 +238,7 @@ def test_no_verb_but_run_imports_what_a_results_folder_names(
     assert "Beautiful is better than ugly" not in said
 
 
-def test_the_training_code_is_what_its_version_stands_for() -> None:
+def test_training_code_matches_its_version() -> None:
     then, now = json.loads(TRAINING.read_text()), training_code.training_code()
     changed = sorted({file for file, _ in then["modules"].items() ^ now["modules"].items()})
     assert then == now, (

@@ -74,7 +74,7 @@ def planted(patch: pytest.MonkeyPatch, fault: Callable[[Rollout], Rollout]) -> N
     ("routing", "fault"),
     [("r3_gates", None), ("r3_gates", "one token late"), ("r3", None), *(("r3", fault) for fault in FAULTS)],
 )
-def test_misaligned_replay_is_told_of_and_sound_replay_is_not(
+def test_misaligned_replay_is_reported_and_sound_replay_is_not(
     routing: str, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -89,7 +89,7 @@ def test_misaligned_replay_is_told_of_and_sound_replay_is_not(
         assert "Replay is misaligned: " in (tmp_path / "results" / "report.html").read_text()
 
 
-def test_routers_that_do_not_run_what_they_are_given_are_told_of(
+def test_routers_that_ignore_forced_routes_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     force = RouteRecorder.force
@@ -105,7 +105,7 @@ def test_routers_that_do_not_run_what_they_are_given_are_told_of(
 
 @pytest.mark.parametrize("by", [1, -1])
 @pytest.mark.parametrize("routing", ["r3", "r3_gates"])
-def test_shifted_routes_fit_best_where_they_are_moved_back(tmp_path: Path, routing: str, by: int) -> None:
+def test_shifted_routes_fit_best_when_shifted_back(tmp_path: Path, routing: str, by: int) -> None:
     made = trainer(tmp_path, f"routing={routing}", "engine=router_noise", "engine.strength=0.2")
     rollout, _, _ = made.sample(1)
     for found, is_sound in ((rollout, True), (shifted(rollout, by), False)):
@@ -116,7 +116,7 @@ def test_shifted_routes_fit_best_where_they_are_moved_back(tmp_path: Path, routi
         assert columns["replay_kl_free"] == 0  # the sampler's own numbers
 
 
-def test_the_rule_of_misaligned_replay() -> None:
+def test_misaligned_replay_rule() -> None:
     sound = pd.DataFrame({"replay_share": [1.0, 1.0], "replay_kl": [0.02, float("nan")]})
     sound = sound.assign(replay_kl_free=[0.3, float("nan")], replay_kl_shifted=[0.5, float("nan")])
     nothing = sound * float("nan")

@@ -107,7 +107,7 @@ def test_a_config_from_a_file_is_the_composed_config(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("key", SETTINGS)
-def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> None:
+def test_wrong_type_missing_field_and_unknown_field_are_refused(key: str) -> None:
     usual = flatten(plain_of(key)).get(key)
     for value in (True, 1.5, "abc", [1.5], {"nothing": 1}, float("nan")):
         of_class = isinstance(value, dict) and key in {*OF_CLASSES, "advantage"}
@@ -166,9 +166,7 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         ("collapse.grad_norm_factor", [0.1], [0.0]),
     ],
 )
-def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(
-    key: str, inside: list[Any], outside: list[Any]
-) -> None:
+def test_value_at_its_bound_is_accepted_and_beyond_is_refused(key: str, inside: list[Any], outside: list[Any]) -> None:
     for value in inside:
         read(changed(key, value))
     for value in outside:
@@ -190,11 +188,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_wrong_field_ends_the_command_with_one_line_and_touches_nothing(words: str, refusal_of: Said) -> None:
+def test_invalid_field_fails_in_one_line_and_writes_nothing(words: str, refusal_of: Said) -> None:
     assert re.search(WRONG[words], refusal_of(*words.split()))
 
 
-def test_a_config_is_looked_into_by_attributes_outside_of_its_folder() -> None:
+def test_config_is_read_by_attributes_outside_its_folder() -> None:
     plain = {"archive.py", "identity.py", "overrides.py"}  # these read and write configs as plain values
     files = [path for path in (ROOT / "bench").rglob("*.py") if path.name not in plain]
     assert [str(path) for path in files if re.search(r"\bconfig\[", path.read_text())] == []

@@ -49,7 +49,7 @@ class Weighted(Chain):
 
 
 @pytest.mark.parametrize(("one", "other", "words"), SPELLINGS)
-def test_the_spelling_of_a_number_is_no_part_of_a_run(
+def test_spelling_of_a_number_does_not_change_a_run(
     one: str, other: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if one.startswith("task."):

@@ -54,9 +54,7 @@ def assert_complete(runs: list[compose.Run], undisturbed: list[compose.Run]) -> 
 
 
 @pytest.mark.check
-def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
-    tmp_path: Path, undisturbed: list[compose.Run]
-) -> None:
+def test_killed_launcher_stops_its_workers_and_can_be_resumed(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
     runs = runs_of(tmp_path, LONG)
     launcher = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     wait_for(lambda: at_work(runs, 3))
@@ -77,7 +75,7 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
 
 @pytest.mark.check
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_after_a_killed_worker_the_sweep_goes_on_by_itself(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
+def test_sweep_continues_after_a_killed_worker(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
     runs = runs_of(tmp_path, LONG)
     launcher = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     wait_for(lambda: at_work(runs, 3))
@@ -101,7 +99,7 @@ def test_two_launchers_on_one_folder_share_the_work(tmp_path: Path, undisturbed:
     assert_complete(runs, undisturbed)
 
 
-def test_status_has_the_one_command_that_resumes_a_sweep(
+def test_status_prints_the_command_that_resumes_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.setattr(launch, "launch", lambda *_: None)  # as if killed before the first run
@@ -121,10 +119,10 @@ def test_status_has_the_one_command_that_resumes_a_sweep(
     more = runs_of(tmp_path, "seed=2")
     lifecycle.add_to_plan(more)  # nothing is taken out of it
     assert len(lifecycle.planned(tmp_path / "runs" / "small")[0]) == 6
-    assert {f"    again: {run.command}" for run in more} <= set(status.lines(tmp_path))
+    assert {f"    rerun: {run.command}" for run in more} <= set(status.lines(tmp_path))
 
 
-def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(tmp_path: Path, ran: Said) -> None:
+def test_adding_seeds_and_algorithms_keeps_finished_runs(tmp_path: Path, ran: Said) -> None:
     def files(folder: Path) -> dict[str, tuple[bytes, int]]:
         paths = [path for path in folder.iterdir() if path.name != ".lock"]
         return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
@@ -134,14 +132,12 @@ def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(tmp_path: Pa
     before = files(first.folder)
     words = [*SWEEP, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
     said = ran("run", *words)
-    assert "1 of 4 runs have finished before" in said
+    assert "1 of 4 runs have already finished" in said
     assert "4 finished" in said
     assert files(first.folder) == before
 
 
-def test_retry_failed_runs_those_that_failed_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
-) -> None:
+def test_retry_failed_reruns_only_failed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     runs = runs_of(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", lambda *_: 1 / 0)
@@ -154,9 +150,7 @@ def test_retry_failed_runs_those_that_failed_and_no_others(
     assert [record.status(each.folder) for each in runs] == ["finished"] * 4
 
 
-def test_a_job_loads_its_checked_config_where_its_launcher_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_loads_its_config_in_the_launchers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = compose.plan([*SMALL, "algorithm=gspo", "correction=tis", "rollout.minibatch_prompts=2", "steps=3"])
     run.save(tmp_path / "0.json")
     went: list[Path] = []
@@ -177,13 +171,13 @@ def test_a_job_loads_its_checked_config_where_its_launcher_was_started(
     assert went == [tmp_path / "mine"]
 
 
-def test_a_command_holds_nothing_of_how_its_sweep_was_launched(tmp_path: Path) -> None:
+def test_recorded_command_omits_launcher_settings(tmp_path: Path) -> None:
     words = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={tmp_path}/sweep", "seed=1"]
     assert compose.plan(words)[0].command == "steadymoe run seed=1"
 
 
 @pytest.mark.parametrize("launcher", ["submitit_local", "submitit_slurm", "ray"])
-def test_a_launcher_whose_package_is_missing_is_answered_with_how_to_install_it(
+def test_missing_launcher_package_says_how_to_install_it(
     launcher: str, monkeypatch: pytest.MonkeyPatch, refusal_of: Said
 ) -> None:
     missing = MissingConfigException("", missing_cfg_file=f"hydra/launcher/{launcher}", options=["basic"])
@@ -209,7 +203,7 @@ FULL, READ_ONLY = OSError(errno.ENOSPC, "No space left on device"), OSError(errn
     ("where", "error"),
     [*((where, FULL) for where in ("rows", "run.json", "checkpoint", "tables")), ("everything", READ_ONLY)],
 )
-def test_a_disk_that_takes_no_more_loses_no_finished_row(
+def test_full_disk_loses_no_finished_rows(
     whole: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: OSError
 ) -> None:
     """From the third step on nothing can be written, in one place or anywhere; later it can again."""

@@ -43,7 +43,7 @@ def rows(folder: Path) -> pd.DataFrame:
     return board.rows(board.standings(folder))
 
 
-def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(tmp_path: Path) -> None:
+def test_entry_is_listed_with_its_own_numbers_until_verified(tmp_path: Path) -> None:
     found = entry.read(write(tmp_path))
     shown = rows(tmp_path).set_index("loss")
     assert shown.loc["mine", "numbers"].startswith("own numbers")
@@ -71,7 +71,7 @@ def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(
     assert rows(tmp_path).set_index("loss").loc["mine", "numbers"].startswith("own numbers")
 
 
-def test_the_history_has_each_loss_that_was_ahead_of_all_before_it(tmp_path: Path) -> None:
+def test_history_lists_each_new_leader(tmp_path: Path) -> None:
     """An earlier entry with a lower number was the best of its day; a later one with a lower number never was."""
     first = board.standings(tmp_path)[0].score.loss
     (best,) = board.history(board.standings(tmp_path))["loss"]
@@ -85,7 +85,7 @@ def test_the_history_has_each_loss_that_was_ahead_of_all_before_it(tmp_path: Pat
     assert "## The best so far" in (tmp_path / "board.md").read_text()
 
 
-def test_a_board_has_at_most_seven_columns_besides_the_kind_and_names_the_start(tmp_path: Path) -> None:
+def test_board_has_at_most_seven_columns_besides_the_kind(tmp_path: Path) -> None:
     paths = board.write_board(tmp_path)
     assert {path.name for path in paths} == {"board.md", "board.html", "profile.png", "profile.svg"}
     assert len(rows(tmp_path).drop(columns="kind").columns) <= 7
@@ -101,7 +101,7 @@ def test_a_board_has_at_most_seven_columns_besides_the_kind_and_names_the_start(
         ({"name": "../up"}, "name must consist of letters"),
         ({"words": "algorithm=mine model=tiny"}, "words may only choose"),
         ({"words": "algorithm=mine algorithm=grpo"}, "words must choose one"),
-        ({"words": "algorithm=grpo"}, "its own files are one YAML"),
+        ({"words": "algorithm=grpo"}, "its own files must be one YAML"),
         ({"words": "algorithm=mine algorithm.loss.clip_low=.1"}, "tuned numbers need their table"),
         ({"words": "algorithm=mine " + " ".join(f"algorithm.loss.a{n}=1" for n in range(4))}, "at most 3 numbers"),
         ({"paper": "x" * 2000}, "paper must be a text"),
@@ -116,7 +116,7 @@ def test_a_bad_entry_is_refused_in_one_line(changed: dict[str, Any], message: st
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_what_is_no_small_regular_file_of_an_entry_is_refused(tmp_path: Path) -> None:
+def test_foreign_files_in_an_entry_are_refused(tmp_path: Path) -> None:
     place = write(tmp_path)
     for make, message in (
         (lambda path: path.symlink_to("/etc/passwd"), "not a regular file"),
@@ -152,13 +152,13 @@ def test_bad_numbers_are_refused(change: Any, message: str, tmp_path: Path) -> N
         entry.read(write(tmp_path, table=change(numbers()))).outcomes()
 
 
-def test_an_entry_may_not_have_the_name_of_a_recorded_loss(tmp_path: Path) -> None:
+def test_entry_cannot_take_the_name_of_a_recorded_loss(tmp_path: Path) -> None:
     write(tmp_path, "grpo")
     with pytest.raises(BadEntry, match="two entries of the board are named grpo"):
         rows(tmp_path)
 
 
-def test_seeds_follow_from_the_commit_and_are_none_of_the_suites() -> None:
+def test_seeds_follow_from_the_commit_and_are_fresh() -> None:
     assert rerun.seeds("1a2b3c4d") == rerun.seeds("1a2b3c4d") != rerun.seeds("1a2b3c4e")
     assert min(rerun.seeds("1a2b3c4d")) >= 10**6
     for commit in ("main", "1a2b", "1a2b3c4d; rm"):
@@ -194,11 +194,11 @@ def test_the_board_ranks_by_the_ratio_to_grpo_on_the_same_machine(tmp_path: Path
     assert abs(places[0] - places[1]) <= 1
 
 
-def test_advantages_and_filters_of_their_own_make_a_recipe() -> None:
+def test_own_advantage_or_filter_makes_a_recipe() -> None:
     kinds = {name: board.kind([f"algorithm={name}"]) for name in ("grpo", "gspo", "topr", "dppo")}
     assert kinds == {"grpo": "loss", "gspo": "loss", "topr": "recipe", "dppo": "recipe"}
 
 
 @pytest.mark.parametrize("name", ["grpo", "gmpo", "vespo", "dppo", "dapo"])
-def test_a_shipped_losss_kind_is_that_of_its_composed_config(name: str) -> None:
+def test_kind_of_a_shipped_loss_matches_its_composed_config(name: str) -> None:
     assert board._shipped_kind(name) == board.kind([f"algorithm={name}"])

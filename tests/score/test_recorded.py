@@ -40,7 +40,7 @@ def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
     assert gains.max() <= gain / 4
 
 
-def test_the_table_of_advantages_is_that_of_the_runs() -> None:
+def test_advantage_table_matches_the_runs() -> None:
     """Of ``experiment=advantage``: mean at the end, and the paired difference from GRPO's own advantage."""
     steps = archive.load(RULER, "advantage")["steps"]
     steps = steps[(steps["metric"] == "eval_accuracy") & (steps["algorithm"] == REFERENCE)].sort_values("step")
@@ -65,7 +65,7 @@ def test_the_table_of_advantages_is_that_of_the_runs() -> None:
                 assert difference.split()[0].replace("−", "-") == f"{apart:.3f}"
 
 
-def test_sapos_mismatch_is_that_of_its_runs_beside_grpo() -> None:
+def test_mismatch_of_sapo_matches_its_runs() -> None:
     steps = archive.load(RULER, "bearable_mismatch")["steps"]
     found = [outcomes.of_steps(ours, MISMATCH, loss) for loss, ours in steps.groupby("algorithm")]
     starts = pd.concat(found).groupby("seed")["start"].nunique()
@@ -82,7 +82,7 @@ def first_seeds() -> pd.DataFrame:
     return table[(table["dial"] != RATE.name) | ~table["seed"].isin(standard.REPEATED)]
 
 
-def test_the_second_tasks_numbers_are_those_of_the_runs() -> None:
+def test_second_task_matches_the_runs() -> None:
     table = bearable.table(archive.load(RULER, "bearable_selection")["steps"]).set_index("loss")
     pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "results/ruler/README.md")]
     assert all(table.loc["gspo", "× grpo"] in page for page in pages)
@@ -107,7 +107,7 @@ def test_the_second_tasks_numbers_are_those_of_the_runs() -> None:
         )
 
 
-def test_the_settings_side_by_side_are_those_of_the_runs() -> None:
+def test_settings_table_matches_the_runs() -> None:
     text = (RULER / "README.md").read_text().partition("## Does the number carry over?")[2]
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| `bear")]
     names = [row[0].partition("`, ")[0].strip("`") for row in rows]
@@ -143,7 +143,7 @@ def test_the_settings_side_by_side_are_those_of_the_runs() -> None:
     assert all(row[5] in page for row in rows[1:] for page in pages)
 
 
-def test_the_table_of_the_falling_rate_is_that_of_the_runs() -> None:
+def test_decaying_rate_table_matches_the_runs() -> None:
     text = (RULER / "README.md").read_text().partition("## A rate that falls")[2].partition("\n## ")[0]
     constant, falling = (bearable.levels(archive.load(RULER, name)["steps"]) for name in ("bearable", "bearable_decay"))
     for rate in ("1e-4", "2e-4", "4e-4", "8e-4"):
@@ -169,7 +169,7 @@ def test_the_table_of_the_falling_rate_is_that_of_the_runs() -> None:
     assert np.isinf(ours["gspo"].crossing)  # type: ignore[union-attr]
 
 
-def test_what_losses_bear_ranks_them_alike_on_both_tasks() -> None:
+def test_bearable_rates_rank_alike_on_both_tasks() -> None:
     """Kendall's τ of what they bear, and of their levels at the best rates."""
     selection = bearable.table(archive.load(RULER, "bearable_selection")["steps"]).set_index("loss")
     scores = {each.loss: each for each in outcomes.scores(first_seeds())}
@@ -189,7 +189,7 @@ def test_what_losses_bear_ranks_them_alike_on_both_tasks() -> None:
         assert tau.pvalue == pytest.approx(float(said[10:].rstrip(")")), rel=0.2)
 
 
-def test_the_factors_of_what_losses_bear_are_those_of_the_board() -> None:
+def test_factors_match_the_board() -> None:
     """Their best rates and headrooms over GRPO's; two headrooms are decided after Holm's correction."""
     borne = {each.loss: each.borne[RATE.name] for each in outcomes.scores(standard.recorded())}
     p = {}
@@ -203,7 +203,7 @@ def test_the_factors_of_what_losses_bear_are_those_of_the_board() -> None:
     assert decided == {"rspo_gspo", "gmpo"}
 
 
-def test_the_table_of_the_repetition_is_that_of_the_runs() -> None:
+def test_repetition_table_matches_the_runs() -> None:
     text = (RULER / "README.md").read_text().partition("## Does the number repeat?")[2]
     again = standard.recorded()[lambda table: (table["dial"] == RATE.name) & table["seed"].isin(standard.REPEATED)]
     repeated = standard.recorded()[lambda table: (table["dial"] == RATE.name) & table["loss"].isin(set(again["loss"]))]
@@ -232,7 +232,7 @@ def test_the_table_of_the_repetition_is_that_of_the_runs() -> None:
     assert apart["topr"] in (ROOT / "README.md").read_text()
 
 
-def test_levels_at_the_best_rates_are_those_of_the_pages() -> None:
+def test_levels_at_the_best_rates_match_the_pages() -> None:
     scores = {each.loss: each for each in outcomes.scores(standard.recorded())}
     alike = [scores[loss].sampled.mean for loss in (REFERENCE, "gspo", "rspo_gspo", "vespo", "dppo", "minirl")]
     alike.append(scores["grpo_unclipped"].sampled.mean)
@@ -251,7 +251,7 @@ def test_levels_at_the_best_rates_are_those_of_the_pages() -> None:
     assert {loss for loss in bear_more if means[loss] < means[REFERENCE] - 0.01} == {"gspo", "rspo_gspo"}
 
 
-def test_the_table_of_optimizers_is_that_of_the_runs() -> None:
+def test_optimizer_table_matches_the_runs() -> None:
     table = bearable.table(archive.load(RULER, "optimizers")["steps"]).set_index(["setting", "loss"])
     rows = {"adamw": "| AdamW", "muon": "| Muon", "sign": "| sign descent", "sgd": "| SGD"}
     for name, begins in rows.items():
@@ -264,7 +264,7 @@ def test_the_table_of_optimizers_is_that_of_the_runs() -> None:
             assert float(greedy) == float(str(ours["greedy at best"]).split()[0])
 
 
-def test_the_table_of_routings_is_that_of_the_runs() -> None:
+def test_routing_table_matches_the_runs() -> None:
     """``experiment=routing_mismatch``: means at the end, and paired differences from GRPO with free routes."""
     steps = archive.load(RULER, "routing_mismatch")["steps"].sort_values("step")
     ends = {
@@ -284,13 +284,13 @@ def test_the_table_of_routings_is_that_of_the_runs() -> None:
             assert difference.split()[0].replace("−", "-") == f"{apart:.3f}"
 
 
-def test_the_committed_board_is_drawn_from_what_was_recorded(tmp_path: Path) -> None:
+def test_committed_board_matches_the_recorded_outcomes(tmp_path: Path) -> None:
     board.write_board(tmp_path)
     made, committed = ((folder / "board.md").read_text() for folder in (tmp_path, ROOT / "results" / "board"))
     assert_same(made, committed, "board.md")
 
 
-def test_the_readmes_numbers_are_those_of_the_board() -> None:
+def test_readme_numbers_match_the_board() -> None:
     readme = (ROOT / "README.md").read_text()
     scores = {each.loss: each for each in outcomes.scores(standard.recorded())}
     for loss in ("rspo_gspo", "gmpo", "gspo", "grpo_unclipped", "cispo", "sapo"):
@@ -304,7 +304,7 @@ def test_the_readmes_numbers_are_those_of_the_board() -> None:
     assert not scores["gspo"].decided["mismatch"]
 
 
-def test_every_recorded_run_is_of_the_standards_seeds() -> None:
+def test_recorded_runs_use_the_standards_seeds() -> None:
     table = standard.recorded()
     seeds = table.groupby(["dial", "loss", "rate", "value"])["seed"].agg(frozenset)
     first = frozenset(range(5))

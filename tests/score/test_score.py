@@ -43,7 +43,7 @@ def made(octaves: dict[str, float], dials: tuple[str, ...] = ("rate",), seeds: i
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def test_a_score_has_a_number_for_each_dial_and_the_first_bears_most() -> None:
+def test_score_has_a_number_per_dial_and_is_ranked() -> None:
     found = outcomes.scores(made({"grpo": 0.0, "gspo": 1.0, "less": -1.0}, ("rate", "staleness", "mismatch")))
     assert [each.loss for each in found] == ["gspo", "grpo", "less"]
     gspo, grpo, less = found
@@ -58,7 +58,7 @@ def test_a_score_has_a_number_for_each_dial_and_the_first_bears_most() -> None:
     assert rows["rate × grpo"].str.endswith(" *").tolist() == [True, False, True]
 
 
-def test_levels_are_of_the_seeds_that_all_losses_share_and_ratios_of_all_seeds() -> None:
+def test_levels_use_shared_seeds_and_ratios_all_seeds() -> None:
     found = made({"grpo": 0.0, "gspo": 1.0}, seeds=8)
     fewer = found[(found["loss"] == "grpo") | (found["seed"] < 5)]
     changed = fewer.assign(sampled=fewer["sampled"].where(fewer["seed"] < 5, 0.5 * fewer["sampled"]))
@@ -69,7 +69,7 @@ def test_levels_are_of_the_seeds_that_all_losses_share_and_ratios_of_all_seeds()
     assert outcomes.start(changed)[0].n == 5
 
 
-def test_a_dial_that_did_not_run_and_one_without_a_line_are_not_a_number() -> None:
+def test_missing_dial_and_missing_line_are_shown_in_words() -> None:
     (first, _) = outcomes.scores(made({"grpo": 0.0, "gspo": 1.0}))
     assert first.text(STALENESS) == "not run"
     flat = made({"grpo": 0.0}).assign(sampled=0.3)
@@ -77,7 +77,7 @@ def test_a_dial_that_did_not_run_and_one_without_a_line_are_not_a_number() -> No
     assert alone.text(RATE) == "no line"
 
 
-def test_the_smallest_ratio_that_would_be_seen_grows_with_noise_and_with_losses() -> None:
+def test_smallest_decidable_ratio_grows_with_noise_and_losses() -> None:
     (number, *_) = (each.borne["rate"] for each in outcomes.scores(made({"gspo": 1.0, "grpo": 0.0})))
     assert 1 < outcomes.smallest(number, 1) < outcomes.smallest(number, 11)
     wide = replace(number, low=number.low / 2, high=number.high * 2)
@@ -86,7 +86,7 @@ def test_the_smallest_ratio_that_would_be_seen_grows_with_noise_and_with_losses(
     assert np.isnan(outcomes.smallest(replace(number, high=np.inf), 1))
 
 
-def test_a_grid_is_extended_once_at_the_ends_where_a_loss_is_best_or_on_its_line() -> None:
+def test_grid_is_extended_once_at_its_ends() -> None:
     levels = made({"grpo": 0.0, "strong": 9.0, "weak": -3.0})
     falls = (levels["loss"] == "weak") & (levels["value"] > RATES[0])
     levels.loc[falls, "sampled"] -= 0.2
@@ -102,7 +102,7 @@ def test_a_grid_is_extended_once_at_the_ends_where_a_loss_is_best_or_on_its_line
 # --- what was recorded ------------------------------------------------------------------------------------------------
 
 
-def test_grpo_was_recorded_with_todays_settings_on_every_dial() -> None:
+def test_grpo_was_recorded_with_current_settings_on_every_dial() -> None:
     table, hashes = standard.recorded(), standard.made()["hashes"]
     for dial in DIALS:
         planned = compose.plan([f"experiment={dial.experiment}", f"algorithm={REFERENCE}"], multirun=True)
@@ -116,7 +116,7 @@ def test_grpo_was_recorded_with_todays_settings_on_every_dial() -> None:
 
 
 @pytest.mark.parametrize("dial", DIALS, ids=lambda dial: dial.name)
-def test_other_numbers_than_the_recorded_ones_are_another_standard(
+def test_other_settings_than_the_recorded_ones_are_refused(
     dial: Dial, score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On any dial, before anything runs."""
@@ -152,7 +152,7 @@ def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
         ("algorithm=grpo --fast", "--fast"),
         ("algorithm=grpo --paper x", "--paper requires --submit"),
         ("algorithm=grpo --submit x", "--submit requires --paper"),
-        ("--verify x --quick", "--quick does not go with --verify"),
+        ("--verify x --quick", "--quick cannot be combined with --verify"),
         ("--verify x", "--verify requires --commit and --board"),
         ("--verify nowhere --commit 1234567 --board b", "nowhere is not an entry"),
         ("algorithm=grpo algorithm.loss.clip_low=-1", "clip_low"),
@@ -165,7 +165,7 @@ def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
         ),
     ],
 )
-def test_a_request_that_cannot_be_met_is_one_line_and_touches_nothing(
+def test_invalid_request_fails_in_one_line_and_writes_nothing(
     words: str, message: str, score: Score, tmp_path: Path
 ) -> None:
     code, out, err = score(*words.split())
@@ -175,7 +175,7 @@ def test_a_request_that_cannot_be_met_is_one_line_and_touches_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_dry_prints_what_is_missing_and_runs_nothing(score: Score, tmp_path: Path) -> None:
+def test_dry_run_prints_what_is_missing(score: Score, tmp_path: Path) -> None:
     code, out, _ = score("algorithm=sapo", "--dry")
     assert code == 0
     assert "rate: 75 runs: 75 to run" in out  # SAPO, GRPO, GSPO
@@ -228,7 +228,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def test_recording_keeps_what_was_recorded_elsewhere(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_keeps_results_recorded_elsewhere(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss that runs later joins the table with facts of its own, as further seeds do; a repeated run is replaced."""
     to, rate = small / "standard", standard.RATE
     monkeypatch.setattr(recorded, "REPEATED", range(8, 9))
@@ -262,7 +262,7 @@ def test_recording_keeps_what_was_recorded_elsewhere(small: Path, monkeypatch: p
         recorded.record(small / "grpo-0", to)
 
 
-def test_a_loss_is_recorded_on_staleness_only_beside_grpo(small: Path) -> None:
+def test_staleness_is_recorded_only_next_to_grpo(small: Path) -> None:
     """Seeds of another machine would not be paired: their cold starts differ."""
     (_, staleness, _), to = recorded.DIALS, small / "standard"
     for loss, expected in (("topr", set()), ("grpo", {"topr", "grpo"})):
@@ -277,7 +277,7 @@ def times(folder: Path) -> dict[Path, float]:
     return {path: path.stat().st_mtime for path in folder.rglob("updates.parquet")}
 
 
-def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_end_to_end(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     """GRPO under another name scores as GRPO does; again nothing runs; its entry is read, verified and on the board."""
     monkeypatch.setattr(command.check, "check", lambda overrides: 0)
     monkeypatch.setattr(command, "ANCHORS", (REFERENCE,))
@@ -324,7 +324,7 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     assert "same" in Path("boards/board.md").read_text()
 
 
-def test_the_tutorials_loss_is_scored_and_another_number_asks_for_redo(
+def test_tutorial_loss_is_scored_and_changed_numbers_need_redo(
     small: Path, score: Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two files of docs/your_algorithm.md, as they are there; then with another number."""

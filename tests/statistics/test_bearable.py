@@ -9,7 +9,7 @@ from steadymoe.bench.statistics.estimates import Estimate
 RATES = np.array([1e-4, 2e-4, 4e-4, 8e-4])
 
 
-def test_a_crossing_is_interpolated_in_the_logarithm_of_the_dial_and_may_lie_beyond_it() -> None:
+def test_crossing_is_interpolated_in_the_logarithm_of_the_dial() -> None:
     curves = np.array([[0.8, 0.8, 0.6, 0.2]])
     assert crossings(curves, RATES, np.array([0.7])) == pytest.approx([2e-4 * np.sqrt(2)])
     assert crossings(curves, RATES, np.array([0.6])) == pytest.approx([4e-4])  # on the line is not below it
@@ -24,7 +24,7 @@ def test_a_crossing_is_interpolated_in_the_logarithm_of_the_dial_and_may_lie_bey
     ("curve", "crossing"),
     [([0.9, 0.1, 0.8, 0.1], np.sqrt(2)), ([0.1, 0.9, 0.1, 0.8], 2 * np.sqrt(2)), ([0.9, 0.1, 0.1, 0.8], np.sqrt(2))],
 )
-def test_the_first_fall_beyond_the_best_value_counts(curve: list[float], crossing: float) -> None:
+def test_first_crossing_beyond_the_best_value_counts(curve: list[float], crossing: float) -> None:
     rates = np.array([1.0, 2.0, 4.0, 8.0])
     assert crossings(np.array([curve]), rates, np.array([0.5])) == pytest.approx([crossing])
 
@@ -33,11 +33,11 @@ def of(levels: np.ndarray, dial: np.ndarray = RATES) -> Curve:
     return Curve(dial, levels)
 
 
-def test_the_line_is_a_share_of_the_references_gain_at_its_best_or_at_a_value() -> None:
+def test_line_is_a_share_of_the_references_gain() -> None:
     start, means = np.array([0.4]), np.array([[0.5, 0.8, 0.2, 0.1]])
     assert line(of(means.T), start, means) == pytest.approx([0.4 + SHARE * 0.4])
     assert line(of(means.T), start, means, at=1e-4) == pytest.approx([0.4 + SHARE * 0.1])
-    with pytest.raises(ValueError, match="did not run at 3e-05"):
+    with pytest.raises(ValueError, match="has no run at 3e-05"):
         line(of(means.T), start, means, at=3e-5)
 
 
@@ -52,7 +52,7 @@ def number(ours: np.ndarray, reference: np.ndarray, start: float = 0.4) -> Beara
     return bearable(of(ours), of(reference), np.full(ours.shape[1], start), np.random.default_rng(0))
 
 
-def test_a_loss_that_bears_twice_the_rate_has_the_number_2() -> None:
+def test_loss_that_bears_twice_the_rate_has_ratio_2() -> None:
     made = number(shifted(1.0, 8), shifted(0.0, 8))
     assert made.ratio == pytest.approx(2, rel=0.15)
     assert 1.5 < made.low < 2 < made.high < 2.7
@@ -80,7 +80,7 @@ def factors(ours: np.ndarray, dial: np.ndarray = WIDE) -> tuple[Estimate, Estima
     return made.own_best, made.headroom
 
 
-def test_a_loss_that_takes_half_the_step_is_best_at_twice_the_rate_and_has_the_same_headroom() -> None:
+def test_halving_the_step_doubles_the_best_rate_but_not_the_headroom() -> None:
     own_best, headroom = factors(parabola(2e-4))
     assert own_best.mean == pytest.approx(2, rel=0.05)
     assert headroom.mean == pytest.approx(1, rel=0.05)
@@ -89,7 +89,7 @@ def test_a_loss_that_takes_half_the_step_is_best_at_twice_the_rate_and_has_the_s
         assert each.n == 8
 
 
-def test_a_loss_that_is_best_where_the_reference_is_and_falls_later_has_headroom_alone() -> None:
+def test_same_best_rate_with_a_later_fall_changes_only_the_headroom() -> None:
     reference = parabola(1e-4)
     later = reference + np.array([0, 0, 0, 0.15, 0.4])[:, None]
     own_best, headroom = factors(later)
@@ -100,7 +100,7 @@ def test_a_loss_that_is_best_where_the_reference_is_and_falls_later_has_headroom
         assert np.isnan(each.low)
 
 
-def test_the_top_of_a_curve_is_that_of_a_parabola() -> None:
+def test_top_of_a_curve_is_interpolated_by_a_parabola() -> None:
     dial = np.array([1.0, 2.0, 4.0, 16.0])
     exact = np.stack([-((np.log(dial) - np.log(top)) ** 2) for top in (2.5, 3.0, 5.0)])
     assert tops(exact, dial) == pytest.approx([2.5, 3.0, 5.0])
@@ -124,14 +124,14 @@ def test_factors_need_a_crossing_and_best_values_inside_the_dial() -> None:
         assert np.isnan(each.low)
 
 
-def test_each_curve_has_its_own_grid_and_the_line_follows_from_the_references() -> None:
+def test_curves_may_have_their_own_grids() -> None:
     """A loss that ran at fewer rates has the same number, and one that ran at more does not move the line."""
     ours, reference = shifted(1.0, 8), shifted(0.0, 8)
     fewer = bearable(of(ours[1:], RATES[1:]), of(reference), np.full(8, 0.4), np.random.default_rng(0))
     assert fewer.ratio == pytest.approx(number(ours, reference).ratio)
 
 
-def test_the_reference_bears_once_what_it_bears_and_few_seeds_have_no_interval() -> None:
+def test_reference_has_ratio_1_and_few_seeds_have_no_interval() -> None:
     ours = shifted(0.0, 3)
     made = number(ours, ours)
     assert (made.ratio, str(made)) == (1, "1.00")
@@ -139,7 +139,7 @@ def test_the_reference_bears_once_what_it_bears_and_few_seeds_have_no_interval()
     assert number(shifted(0.0, 6), shifted(0.0, 6)).p == 1
 
 
-def test_a_loss_that_never_leaves_the_line_has_a_lower_bound() -> None:
+def test_loss_that_never_falls_below_the_line_has_a_lower_bound() -> None:
     made = number(np.full((4, 6), 0.85), shifted(0.0, 6))
     assert np.isinf(made.crossing)
     assert made.ratio == pytest.approx(8e-4 / number(shifted(0.0, 6), shifted(0.0, 6)).crossing)
@@ -149,7 +149,7 @@ def test_a_loss_that_never_leaves_the_line_has_a_lower_bound() -> None:
     assert str(number(np.full((4, 6), 0.41), shifted(0.0, 6))) == "–", "one that hardly moves scores nothing"
 
 
-def test_where_the_reference_never_leaves_its_line_no_multiple_is_known() -> None:
+def test_ratio_is_unknown_if_the_reference_never_falls_below_its_line() -> None:
     above = np.full((4, 6), 0.85)
     for each in (shifted(0.0, 6), above):
         made = number(each, above)
@@ -168,7 +168,7 @@ def test_a_draw_without_a_crossing_of_the_reference_widens_the_interval_on_both_
 
 
 @pytest.mark.parametrize("seeds", [5, 8])
-def test_intervals_cover_the_number(seeds: int) -> None:
+def test_intervals_have_nominal_coverage(seeds: int) -> None:
     """Of 200 made-up experiments some 95 % have the number without noise in their interval, and few reject it."""
     generator, start = np.random.default_rng(7), np.full(seeds, 0.4)
     exact = [shifted(octaves, seeds, noise=0.0) for octaves in (0.5, 0.0)]
@@ -187,7 +187,7 @@ def test_intervals_cover_the_number(seeds: int) -> None:
     assert np.mean(np.array(null) < 0.05) <= 0.1
 
 
-def test_what_has_no_crossing_is_refused() -> None:
+def test_dial_without_a_crossing_is_refused() -> None:
     with pytest.raises(ValueError, match="a dial with one value"):
         bearable(of(np.ones((1, 5)), RATES[:1]), of(np.ones((4, 5))), np.zeros(5), np.random.default_rng(0))
     with pytest.raises(ValueError, match="the reference gains nothing"):

@@ -30,7 +30,7 @@ def detect(steps: pd.DataFrame, rule: Rule, updates: int) -> Collapse | None:
     return collapse.judge(steps, rule, updates).collapse
 
 
-def test_a_run_that_learns_or_stays_is_none() -> None:
+def test_learning_or_steady_run_has_no_collapse() -> None:
     assert detect(run(), RULE, UPDATES) is None
     learned = run(reward=np.linspace(0.5, 1.0, STEPS), entropy=np.geomspace(0.7, 1e-4, STEPS))
     assert detect(learned, RULE, UPDATES) is None
@@ -47,9 +47,7 @@ def test_a_run_that_learns_or_stays_is_none() -> None:
         ([0.5, *([0.9] * 19), *([0.48] * 20)], Collapse(25, "entropy")),  # gained and lost: averages from 25 on
     ],
 )
-def test_entropy_that_goes_is_a_collapse_only_where_reward_has_not_gained(
-    reward: list[float], found: Collapse | None
-) -> None:
+def test_falling_entropy_is_a_collapse_only_without_gain_in_reward(reward: list[float], found: Collapse | None) -> None:
     assert detect(run(reward=reward, entropy=then(0.7, 0.03, 20)), RULE, UPDATES) == found
     off = dataclasses.replace(RULE, entropy_fraction=0.0)
     assert detect(run(reward=reward, entropy=then(0.7, 0.03, 20)), off, UPDATES) is None
@@ -57,7 +55,7 @@ def test_entropy_that_goes_is_a_collapse_only_where_reward_has_not_gained(
     assert detect(run(reward=reward, entropy=for_nine_steps), RULE, UPDATES) is None
 
 
-def test_a_gradient_norm_must_stay_above_its_usual_in_a_run_that_gains_nothing() -> None:
+def test_gradient_norm_must_stay_high_in_a_run_without_gain() -> None:
     lost = then(0.5, 0.4, 2)
     assert detect(run(reward=lost, grad_norm=then(1.0, 101.0, 25)), RULE, UPDATES) == Collapse(25, "gradient norm")
     # Right at the earliest step: the usual norm is that of what came before, not of the explosion itself.
@@ -72,13 +70,13 @@ def test_a_gradient_norm_must_stay_above_its_usual_in_a_run_that_gains_nothing()
 
 @pytest.mark.parametrize("column", collapse.FINITE)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_number_that_is_not_finite_is_a_collapse_at_its_step(column: str, value: float) -> None:
+def test_non_finite_number_is_a_collapse_at_its_step(column: str, value: float) -> None:
     usual = run()[column].tolist()
     broken = run(**{column: [*usual[:17], value, *usual[18:]]})
     assert detect(broken, RULE, UPDATES) == Collapse(18, "not finite")
 
 
-def test_the_earliest_rule_is_the_one_that_is_named() -> None:
+def test_earliest_rule_is_named() -> None:
     both = run(reward=then(0.8, 0.0, 11), entropy=then(0.7, 0.0, 20), loss=then(0.0, np.nan, 30))
     assert detect(both, RULE, UPDATES) == Collapse(13, "reward")
     # A reward too short below its height when the run breaks is not counted.
@@ -90,14 +88,14 @@ def test_the_earliest_rule_is_the_one_that_is_named() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 1.0))
 @settings(max_examples=60, deadline=None)
-def test_the_noise_of_256_answers_is_no_collapse(seed: int, accuracy: float) -> None:
+def test_noise_of_256_answers_is_not_a_collapse(seed: int, accuracy: float) -> None:
     generator = np.random.default_rng(seed)
     noise = generator.lognormal(0, 0.5, size=(2, STEPS))
     still = run(reward=generator.binomial(256, accuracy, STEPS) / 256, entropy=0.7 * noise[0], grad_norm=noise[1])
     assert detect(still, RULE, UPDATES) is None
 
 
-def test_a_rule_is_read_as_it_was_written() -> None:
+def test_rule_survives_the_round_trip() -> None:
     assert Rule.from_text(dataclasses.replace(RULE, least_reward=0.3).text()).least_reward == 0.3
 
 
@@ -126,11 +124,11 @@ def collapsed_at(rewards: list[float], **rule: float) -> int | None:
         ([], None),
     ],
 )
-def test_collapse_on_a_hand_made_curve(rewards: list[float], step: int | None) -> None:
+def test_collapse_is_found_on_a_hand_made_curve(rewards: list[float], step: int | None) -> None:
     assert collapsed_at(rewards, window_updates=3, patience_updates=4, least_reward=0.0) == step
 
 
-def test_what_was_never_high_cannot_collapse() -> None:
+def test_run_that_never_reached_least_reward_cannot_collapse() -> None:
     luck = [0.02, 0.02, 0.0, 0.0, 0.0, 0.0]
     assert collapsed_at(luck, window_updates=2, patience_updates=2, least_reward=0.0) == 4
     assert collapsed_at(luck, window_updates=2, patience_updates=2, least_reward=0.1) is None
@@ -142,12 +140,12 @@ def test_what_was_never_high_cannot_collapse() -> None:
 @pytest.mark.parametrize(
     ("updates", "window", "patience"), [(16, 5, 10), (8, 10, 20), (3, 27, 54), (1, 80, 160), (64, 2, 3), (640, 2, 2)]
 )
-def test_window_and_patience_are_the_same_training_at_every_staleness(updates: int, window: int, patience: int) -> None:
+def test_window_and_patience_span_equal_training_at_every_staleness(updates: int, window: int, patience: int) -> None:
     assert (RULE.window(updates), RULE.patience(updates)) == (window, patience)
 
 
 @pytest.mark.parametrize("updates", [1, 4, 16, 64])
-def test_one_fall_in_640_updates_is_one_collapse_however_they_are_cut_into_rollouts(updates: int) -> None:
+def test_collapse_does_not_depend_on_updates_per_rollout(updates: int) -> None:
     """An on-policy twin of 640 steps and a run of 10 long steps are judged after as much training."""
     steps = 640 // updates
     reward = np.where(np.arange(steps) < steps // 4, 0.8, 0.0)  # falls after 160 updates
@@ -163,7 +161,7 @@ def test_one_fall_in_640_updates_is_one_collapse_however_they_are_cut_into_rollo
     assert short.falling_since > short.until
 
 
-def test_what_begins_too_late_is_falling_and_what_is_too_short_is_not_judged() -> None:
+def test_late_fall_is_falling_and_short_run_is_not_judged() -> None:
     late = collapse.judge(run(reward=then(0.8, 0.0, 31)), RULE, UPDATES)
     assert (late.collapse, late.until, late.falling_since) == (None, 31, 33)
     seen = collapse.judge(run(reward=then(0.8, 0.0, 29)), RULE, UPDATES)
@@ -176,7 +174,7 @@ def test_what_begins_too_late_is_falling_and_what_is_too_short_is_not_judged() -
     assert collapse.judge(run(), RULE, updates_per_rollout=1).until == 0
 
 
-def test_recorded_runs_are_judged_by_todays_rule_beside_what_they_said() -> None:
+def test_recorded_runs_are_judged_by_todays_rule() -> None:
     """Tables of kept runs: no loss among their columns, and a status by a patience of ten rollouts."""
     rewards = {0: then(0.8, 0.0, 11), 1: [0.8] * 40, 2: then(0.8, 0.0, 35), 3: [*([0.8] * 20), *([0.0] * 20)]}
     steps = pd.DataFrame(

@@ -31,19 +31,19 @@ CURVES = {
 
 
 @pytest.mark.parametrize(("lead", "expected"), [(1, [9, 5, 1, 3]), (2, [2, 5, 1, 3]), (4, [0, 0, 1, 0])])
-def test_only_what_comes_early_enough_warns(lead: int, expected: list[float]) -> None:
+def test_only_early_values_count_as_warnings(lead: int, expected: list[float]) -> None:
     found = early_warning.extremes(*made(CURVES, {0: 5, 1: 5}), "kl", lead)
     assert found.sort_values("seed")["extreme"].tolist() == expected
 
 
-def test_a_run_that_collapses_at_once_cannot_warn_and_one_without_the_metric_says_nothing() -> None:
+def test_immediate_collapse_or_missing_metric_gives_no_warning() -> None:
     steps, runs = made(CURVES, {0: 1, 1: 5})
     found = early_warning.extremes(steps[steps["seed"] != 3], runs, "kl").set_index("seed")["extreme"]
     assert found[0] == -np.inf
     assert 3 not in found
 
 
-def test_the_roc_and_its_area_by_hand() -> None:
+def test_roc_and_area_match_a_hand_computation() -> None:
     found = made(CURVES, {0: 5, 1: 5})
     worst = early_warning.extremes(*found, "kl", 2)  # collapsing 2 and 5, stable 1 and 3
     roc = early_warning.roc(worst)
@@ -71,7 +71,7 @@ def test_an_alarm_has_a_threshold_a_rate_and_a_lead() -> None:
     assert early_warning.alarm(steps, runs.assign(collapsed=np.nan), "kl", 0.1) is None
 
 
-def test_a_falling_metric_warns_by_its_fall() -> None:
+def test_falling_metric_warns_by_its_fall() -> None:
     turned = {seed: [-value for value in curve] for seed, curve in CURVES.items()}
     falling = early_warning.alarm(*made(turned, {0: 5, 1: 5}, "entropy"), "entropy", 0.1, falls=True)
     assert falling is not None
@@ -79,7 +79,7 @@ def test_a_falling_metric_warns_by_its_fall() -> None:
 
 
 @pytest.mark.parametrize(("rate", "n", "allowed"), [(0.1, 30, 3), (0.29, 100, 29), (0.1, 9, 0), (1.0, 5, 5)])
-def test_a_share_of_the_stable_runs_may_cross(rate: float, n: int, allowed: int) -> None:
+def test_false_alarm_rate_allows_some_stable_runs_to_cross(rate: float, n: int, allowed: int) -> None:
     curves = {seed: [float(seed)] * 6 for seed in range(n)} | {n: [n - 0.5 - allowed] * 6}
     found = early_warning.alarm(*made(curves, {n: 5}), "kl", false_alarm_rate=rate)
     assert found is not None
@@ -102,7 +102,7 @@ def two_arms(n: int = 4) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(steps, columns=names), pd.DataFrame(runs, columns=["arm", "seed", "collapsed"])
 
 
-def test_the_jackknife_recomputes_the_horizon_that_the_left_out_seed_had_set() -> None:
+def test_jackknife_recomputes_the_horizon_without_the_left_out_seed() -> None:
     # Of all seeds the area is 0; without seed 0 the horizon ends before the jump, and it is 1. By hand:
     # √(3/4 · (0.75² + 3 · 0.25²)) = 0.75. With the horizon kept at 19 it would be 0.
     steps, runs = two_arms()
@@ -112,7 +112,7 @@ def test_the_jackknife_recomputes_the_horizon_that_the_left_out_seed_had_set() -
     assert found == pytest.approx((0, 0.75))
 
 
-def test_the_areas_error_is_that_of_its_components_and_copies_of_a_run_are_no_runs() -> None:
+def test_area_error_matches_delong_and_ignores_copies_of_a_run() -> None:
     a, b = np.array([0.3, 0.9, 0.7, 0.8, 0.6]), np.array([0.5, 0.1, 0.4, 0.65])
     wins = (a[:, None] > b).astype(float)
     # Without one of m runs a component moves the area by (V - area)/(m - 1): DeLong's variances (1988) over m - 1.
@@ -130,7 +130,7 @@ def test_the_areas_error_is_that_of_its_components_and_copies_of_a_run_are_no_ru
     assert 0 < sure.low < sure.mean == sure.high == 1
 
 
-def test_the_area_covers_where_runs_of_one_seed_move_together() -> None:
+def test_area_has_nominal_coverage_with_correlated_runs_of_a_seed() -> None:
     """Four arms on ten seeds; a seed's level is in all of its runs, and moves the metric in both kinds."""
     generator, held, naive = np.random.default_rng(5), [], []
     for _ in range(300):

@@ -8,7 +8,7 @@ from steadymoe.bench.statistics import efficiency
 from steadymoe.bench.statistics.efficiency import Reached
 
 
-def test_costs_add_up_and_leave_measuring_out() -> None:
+def test_costs_accumulate_without_measurements() -> None:
     steps = pd.DataFrame(
         {
             "step": [2, 1, 3],
@@ -26,7 +26,7 @@ def test_costs_add_up_and_leave_measuring_out() -> None:
     assert found.to_numpy().tolist() == [[4, 256, 500, 7.5], [8, 768, 1500, 13.0], [12, 1024, 2100, 22.5]]
 
 
-def test_a_reward_is_reached_when_its_average_is() -> None:
+def test_reward_is_reached_by_its_moving_average() -> None:
     reward, cost = pd.Series([0.0, 1.0, 0.0, 0.6, 0.6, 0.6]), pd.Series([10, 20, 30, 40, 50, 60])
     assert efficiency.cost_to_reward(reward, cost, 0.5, window=1) == Reached(20, True)
     assert efficiency.cost_to_reward(reward, cost, 0.5, window=2) == Reached(20, True)
@@ -40,7 +40,7 @@ def reached(*costs: float) -> dict[int, Reached]:
     return {seed: Reached(abs(cost), cost > 0) for seed, cost in enumerate(costs)}
 
 
-def test_a_ratio_is_geometric_and_turns_over_with_its_sides() -> None:
+def test_cost_ratio_is_geometric_and_inverts_when_swapped() -> None:
     a, b = reached(20, 80, 40, 10), reached(10, 20, 20, 10)
     found = efficiency.cost_ratio(a, b)
     assert found.mean == pytest.approx((2 * 4 * 2 * 1) ** 0.25)
@@ -52,7 +52,7 @@ def test_a_ratio_is_geometric_and_turns_over_with_its_sides() -> None:
     assert np.isnan(efficiency.cost_ratio(reached(1, 2), reached(3, 4)).low)
 
 
-def test_what_was_not_reached_bounds_the_median_and_is_never_entered_as_exact() -> None:
+def test_censored_costs_only_bound_the_median() -> None:
     b = reached(10, 20, 20, -100)
     # Above 10, 2 and 2: the one in the middle is 2.
     at_least = efficiency.cost_ratio(reached(-100, 40, 40, -100), b)
@@ -72,7 +72,7 @@ def test_what_was_not_reached_bounds_the_median_and_is_never_entered_as_exact() 
 
 
 @pytest.mark.parametrize("n", [6, 10, 15])
-def test_the_median_of_censored_ratios_covers_as_often_as_it_says(n: int) -> None:
+def test_median_of_censored_ratios_has_nominal_coverage(n: int) -> None:
     """Log-normal ratios of median 1.5 whose dearer run is cut off in some seeds."""
     generator, held, known = np.random.default_rng(n), [], 0
     for _ in range(500):
@@ -88,7 +88,7 @@ def test_the_median_of_censored_ratios_covers_as_often_as_it_says(n: int) -> Non
     assert known > 0.02 * len(held)
 
 
-def test_of_few_censored_seeds_there_is_no_interval_and_of_more_it_is_the_sign_tests() -> None:
+def test_censored_ratio_has_the_sign_tests_interval_from_six_seeds() -> None:
     ones = reached(*([1.0] * 9))
     found = efficiency.cost_ratio(reached(2, 3, 4, 5, 6, 7, 8, 9, -9), ones)
     assert (found.low, found.mean, found.high) == (3, 6, 9)
@@ -106,7 +106,7 @@ def answers(*scores: list[float]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_the_win_rate_is_that_of_the_same_prompts_averaged_over_seeds() -> None:
+def test_win_rate_compares_the_same_prompts_and_averages_over_seeds() -> None:
     a = answers([1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0])
     b = answers([1, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 1])
     found = efficiency.win_rate(a, b)
@@ -117,7 +117,7 @@ def test_the_win_rate_is_that_of_the_same_prompts_averaged_over_seeds() -> None:
     assert efficiency.win_rate(a, a).mean == 0.0
 
 
-def test_a_prompt_twice_counts_once_and_other_prompts_are_refused() -> None:
+def test_repeated_prompt_counts_once_and_other_prompts_are_refused() -> None:
     a, b = answers([1, 0]), answers([0, 0])
     twice = pd.concat([a, a[:1].assign(score=0.0)])  # 1 and 0: still better than 0
     assert efficiency.win_rate(twice, b).mean == 0.5

@@ -23,7 +23,7 @@ def coverage(found: list[estimates.Estimate], truth: float) -> float:
 # --- means over clusters -----------------------------------------------------------------------------
 
 
-def test_a_ratio_of_sums_weighs_clusters_and_its_interval_holds_the_truth() -> None:
+def test_ratio_of_sums_weights_clusters_and_covers_the_truth() -> None:
     assert estimates.ratio_of_sums([1.0, 0.0, 8.0], [1.0, 1.0, 10.0]).mean == pytest.approx(9 / 12)
     generator = np.random.default_rng(0)
     found = []
@@ -34,7 +34,7 @@ def test_a_ratio_of_sums_weighs_clusters_and_its_interval_holds_the_truth() -> N
     assert 0.91 <= coverage(found, 2 / 8) <= 0.98
 
 
-def test_a_ratio_has_no_interval_at_an_end_or_below_three_clusters_and_is_nan_of_nothing() -> None:
+def test_ratio_without_spread_or_three_clusters_has_no_interval() -> None:
     for found in (
         estimates.ratio_of_sums([0.0, 0.0, 0.0], [4.0, 5.0, 6.0], bounds=(0.0, 1.0)),
         estimates.ratio_of_sums([1.0, 2.0], [4.0, 5.0]),
@@ -51,7 +51,7 @@ def test_a_ratio_has_no_interval_at_an_end_or_below_three_clusters_and_is_nan_of
 # --- the mean over seeds -----------------------------------------------------------------------------
 
 
-def test_below_ten_seeds_a_mean_has_students_interval_and_below_three_none() -> None:
+def test_mean_has_students_interval_from_three_to_nine_seeds() -> None:
     values = [0.1, 0.5, 0.6, 0.9]
     found = estimates.over_seeds(values)
     plain = estimates.mean_over_seeds(values)
@@ -61,7 +61,7 @@ def test_below_ten_seeds_a_mean_has_students_interval_and_below_three_none() -> 
     assert str(estimates.over_seeds([0.5, 0.5, 0.5])) == "0.5"
 
 
-def test_from_ten_seeds_the_interval_is_scipys_bca_bootstrap_a_little_wider() -> None:
+def test_interval_from_ten_seeds_is_a_slightly_wider_scipy_bca() -> None:
     values = np.random.default_rng(2).lognormal(size=12)
     found = estimates.over_seeds(values.tolist())
     wider = 2 * scipy_stats.norm.cdf(np.sqrt(12 / 11) * scipy_stats.t(11).ppf(0.975)) - 1
@@ -71,7 +71,7 @@ def test_from_ten_seeds_the_interval_is_scipys_bca_bootstrap_a_little_wider() ->
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-11)
 
 
-def test_where_bca_is_undefined_the_interval_is_still_one() -> None:
+def test_interval_exists_where_bca_is_undefined() -> None:
     numbers = np.array([0.5] * 11 + [np.nextafter(0.5, 1)])  # leaving one out never moves the mean
     assert estimates._bootstrap_interval(numbers) == (0.5, 0.5)
 
@@ -98,7 +98,7 @@ def test_equal_seeds_have_no_interval(number: float, n: int) -> None:
             assert "[" not in str(found)
 
 
-def test_a_geometric_mean_of_zeros_is_zero() -> None:
+def test_geometric_mean_of_zeros_is_zero() -> None:
     """And not the least number whose logarithm is taken; a mean of one number above it is as before."""
     tiny = estimates.MIN_LOG
     for n in (1, 3, 7, 10):
@@ -117,9 +117,7 @@ def test_a_geometric_mean_of_zeros_is_zero() -> None:
 
 @given(NUMBERS, st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_the_order_of_seeds_changes_nothing_and_an_interval_scales_with_its_numbers(
-    values: list[float], random: object
-) -> None:
+def test_interval_ignores_seed_order_and_scales_with_the_numbers(values: list[float], random: object) -> None:
     first = estimates.over_seeds(values)
     shuffled = values.copy()
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -135,7 +133,7 @@ def test_the_order_of_seeds_changes_nothing_and_an_interval_scales_with_its_numb
 # --- numbers that have ends --------------------------------------------------------------------------
 
 
-def test_an_interval_of_rewards_stays_in_0_and_1_and_is_that_of_the_delta_method_on_the_logit_scale() -> None:
+def test_reward_interval_uses_the_delta_method_on_the_logit_scale() -> None:
     values = [0.6, 0.9, 0.99]  # three seeds of a run that learns: Student's t gives 0.830 [0.319, 1.34]
     found = estimates.over_seeds(values, bounds=(0.0, 1.0))
     assert found.mean == pytest.approx(np.mean(values), rel=1e-11)
@@ -156,7 +154,7 @@ def test_an_interval_of_rewards_stays_in_0_and_1_and_is_that_of_the_delta_method
     assert estimates.over_seeds(scores, bounds=(0.0, 1.0)) == estimates.over_seeds(scores)
 
 
-def test_where_every_seed_is_at_an_end_there_is_no_interval() -> None:
+def test_seeds_all_at_an_end_have_no_interval() -> None:
     for values in ([1.0] * 3, [0.0] * 5, [1.0, 1.0, 0.0], [0.0] * 9 + [1.0] * 3):
         found = estimates.over_seeds(values, bounds=(0.0, 1.0))
         assert np.isnan([found.low, found.high]).all()
@@ -177,7 +175,7 @@ def test_no_interval_leaves_its_range(values: list[float]) -> None:
 
 @pytest.mark.parametrize("shape", [(8, 2), (2, 1), (19, 1), (1, 4)])
 @pytest.mark.parametrize("n", [3, 5, 9])
-def test_intervals_of_rewards_cover_nearer_to_what_they_say_than_students(n: int, shape: tuple[int, int]) -> None:
+def test_reward_intervals_have_better_coverage_than_students(n: int, shape: tuple[int, int]) -> None:
     truth = shape[0] / sum(shape)
     drawn_XN = np.random.default_rng(0).beta(*shape, (4000, n))
     mean_X = drawn_XN.mean(axis=1)
@@ -189,7 +187,7 @@ def test_intervals_of_rewards_cover_nearer_to_what_they_say_than_students(n: int
     assert abs(covered - 0.95) < abs(students - 0.95)
 
 
-def test_shares_are_declared_and_a_curves_band_stays_in_them() -> None:
+def test_declared_shares_bound_the_band_of_a_curve() -> None:
     assert columns.bounds("reward") == columns.bounds("clip_fraction") == (0.0, 1.0)
     assert columns.bounds("grad_norm") is columns.bounds("routing_share") is None
     rows = [
@@ -202,7 +200,7 @@ def test_shares_are_declared_and_a_curves_band_stays_in_them() -> None:
     assert np.isnan(found["high"].iloc[1])
 
 
-def test_differences_of_few_seeds_stay_between_minus_one_and_one() -> None:
+def test_difference_intervals_stay_between_minus_1_and_1() -> None:
     numbers = arms(low=[0.0, 0.3, 0.1], high=[1.0, 0.6, 0.95])
     found = comparisons.ranking(numbers, bounds=(0.0, 1.0)).set_index("arm").loc["low", "difference"]
     assert -1 < found.low < found.mean < 0
@@ -212,7 +210,7 @@ def test_differences_of_few_seeds_stay_between_minus_one_and_one() -> None:
 # --- shares ------------------------------------------------------------------------------------------
 
 
-def test_a_share_has_the_exact_interval() -> None:
+def test_share_has_the_exact_interval() -> None:
     found = estimates.share(3, 10)
     expected = scipy_stats.binomtest(3, 10).proportion_ci(method="exact")
     np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high])
@@ -226,7 +224,7 @@ def test_a_share_has_the_exact_interval() -> None:
 # --- a curve's numbers -------------------------------------------------------------------------------
 
 
-def test_a_curve_falls_from_its_highest_mean_and_has_no_number_that_is_not_known() -> None:
+def test_fall_of_a_curve_starts_at_its_highest_mean() -> None:
     curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6, 0.6, 0.5, 0.4, 0.4])
     assert tables.one_number(curve, "last") == pytest.approx(0.5)
     assert tables.one_number(curve, "fall") == pytest.approx(1.0 - 0.5)
@@ -261,7 +259,7 @@ def test_the_probability_of_improvement_counts_seeds_or_else_pairs() -> None:
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=8), st.lists(st.integers(-3, 3), min_size=1, max_size=8))
 @settings(deadline=None)
-def test_superiority_of_either_side_adds_to_one(a: list[int], b: list[int]) -> None:
+def test_superiority_of_both_sides_adds_up_to_1(a: list[int], b: list[int]) -> None:
     one, other = comparisons.superiority(np.array(a), np.array(b)), comparisons.superiority(np.array(b), np.array(a))
     assert one.mean == pytest.approx(1 - other.mean)
     if min(len(a), len(b)) >= 3:
@@ -272,7 +270,7 @@ def test_superiority_of_either_side_adds_to_one(a: list[int], b: list[int]) -> N
         assert np.isnan(one.low)
 
 
-def test_a_share_of_clusters_is_that_of_runs_where_these_are_alone_and_wider_where_they_agree() -> None:
+def test_clustered_share_widens_where_runs_of_a_cluster_agree() -> None:
     apart = estimates.clustered_share([1, 0, 1, 0, 0, 0, 1, 0, 0, 0], [1] * 10)
     assert apart.mean == estimates.share(3, 10).mean
     assert apart.low <= estimates.share(3, 10).low
@@ -286,7 +284,7 @@ def test_a_share_of_clusters_is_that_of_runs_where_these_are_alone_and_wider_whe
     assert estimates.clustered_share([], []).n == 0
 
 
-def test_a_ratio_of_means_is_finite_where_a_seed_has_none_and_says_how_many() -> None:
+def test_ratio_of_means_stays_finite_and_counts_zeros() -> None:
     above, below = by_seed(0.2, 0.4, 0.3, 0.5), by_seed(0.01, 0.0, 0.02, 0.03)
     found = comparisons.ratio_of_means(above, below)
     assert found.zeros == 1
@@ -302,7 +300,7 @@ def test_a_ratio_of_means_is_finite_where_a_seed_has_none_and_says_how_many() ->
         comparisons.ratio_of_means(above, -below)
 
 
-def test_holm_on_his_textbook_case() -> None:
+def test_holm_matches_the_textbook_case() -> None:
     np.testing.assert_allclose(comparisons.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
     np.testing.assert_allclose(comparisons.holm([0.01, np.nan, 0.9]), [0.02, np.nan, 0.9])
     assert comparisons.holm([0.6, 0.7]).tolist() == [1, 1]
@@ -312,7 +310,7 @@ def test_holm_on_his_textbook_case() -> None:
 # --- exact p-values and seeds for a power ---------------------------------------------------------------
 
 
-def test_the_sign_flip_p_is_scipys_exact_permutation_p() -> None:
+def test_sign_flip_p_matches_scipys_exact_permutation_p() -> None:
     generator = np.random.default_rng(0)
     for n in range(2, 9):
         differences = generator.normal(0.5, 1, n).tolist()
@@ -326,7 +324,7 @@ def test_the_sign_flip_p_is_scipys_exact_permutation_p() -> None:
     assert np.isnan(comparisons.sign_flip_p([]))
 
 
-def test_drawn_signs_are_near_all_signs_and_always_the_same() -> None:
+def test_sampled_signs_approximate_all_signs_and_are_reproducible() -> None:
     differences = np.random.default_rng(1).normal(0.4, 1, 20)
     more = [*differences.tolist(), 0.0]  # one too many to enumerate, and it changes no sum
     exact, drawn = comparisons.sign_flip_p(differences.tolist()), comparisons.sign_flip_p(more)
@@ -335,7 +333,7 @@ def test_drawn_signs_are_near_all_signs_and_always_the_same() -> None:
     assert comparisons.sign_flip_p([1.0] * 40) == 1 / (1 + comparisons.SIGNS_DRAWN)
 
 
-def test_the_seeds_for_a_power_are_those_of_the_recorded_study() -> None:
+def test_seeds_needed_match_the_recorded_study() -> None:
     differences = np.random.default_rng(3).normal(size=12)
     differences = (differences - differences.mean()) / differences.std(ddof=1)
     # Deviations of 0.124 and 0.036, an effect of 0.05.
@@ -367,7 +365,7 @@ def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None
     assert found.loc["low", "difference"].high < 0
 
 
-def test_without_shared_seeds_the_test_is_welchs_and_below_three_there_is_none() -> None:
+def test_unshared_seeds_use_welchs_test_from_three_on() -> None:
     a, b = by_seed(1.0, 2.0, 4.0), by_seed(2.0, 7.0, 9.0, 3.0, first=10)
     assert comparisons.p_value(a, b) == pytest.approx(scipy_stats.ttest_ind(a, b, equal_var=False).pvalue)
     assert np.isnan(comparisons.p_value(a[:2], b))
@@ -378,7 +376,7 @@ def test_without_shared_seeds_the_test_is_welchs_and_below_three_there_is_none()
     assert found == [True, False, False, False]
 
 
-def test_welch_is_scipys_and_ignores_the_index() -> None:
+def test_welch_matches_scipy_and_ignores_the_index() -> None:
     generator = np.random.default_rng(4)
     a, b = pd.Series(generator.normal(1, 3, 10)), pd.Series(generator.normal(0, 1, 19))
     found = comparisons.welch(a, pd.concat([b, pd.Series([np.nan])]))
@@ -399,7 +397,7 @@ def test_welch_is_scipys_and_ignores_the_index() -> None:
 
 
 @pytest.mark.parametrize(("outcomes", "found"), [(1, 0.041), (2, 0.047), (3, 0.051), (4, 0.053), (6, 0.057)])
-def test_the_detectable_difference_is_that_of_the_protocol(outcomes: int, found: float) -> None:
+def test_detectable_difference_matches_the_protocol(outcomes: int, found: float) -> None:
     # study/protocol.md, "How many seeds": ten seeds, a standard deviation of 0.0415 of paired differences.
     assert comparisons.detectable(0.0415 / np.sqrt(10), 9, level=0.05 / outcomes) == pytest.approx(found, abs=6e-4)
 
@@ -427,7 +425,7 @@ def one_in_ten_collapses(generator: np.random.Generator) -> np.ndarray:
         (one_in_ten_collapses, -1.2, 0.72),
     ],
 )
-def test_the_bootstrap_of_ten_seeds_covers_as_often_as_the_page_of_metrics_says(
+def test_bootstrap_of_ten_seeds_has_the_documented_coverage(
     sample: Callable[[np.random.Generator], np.ndarray], truth: float, stated: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimates, "RESAMPLES", 499)  # for time
@@ -438,7 +436,7 @@ def test_the_bootstrap_of_ten_seeds_covers_as_often_as_the_page_of_metrics_says(
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("sizes", [(5, 5), (8, 20)])
-def test_superiority_covers_as_often_as_it_says(shift: float, sizes: tuple[int, int]) -> None:
+def test_superiority_interval_has_nominal_coverage(shift: float, sizes: tuple[int, int]) -> None:
     generator = np.random.default_rng(0)
     truth = float(scipy_stats.norm.cdf(shift / np.sqrt(2)))
     estimates = [
@@ -448,7 +446,7 @@ def test_superiority_covers_as_often_as_it_says(shift: float, sizes: tuple[int, 
     assert 0.92 < coverage(estimates, truth) <= 0.99
 
 
-def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
+def test_ratio_of_means_has_nominal_coverage() -> None:
     generator, held = np.random.default_rng(6), []
     for _ in range(400):
         level = generator.gamma(4, 0.25, 8)  # a seed that clips much clips much for both
@@ -458,7 +456,7 @@ def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
     assert 0.92 < np.mean(held) < 0.98
 
 
-def test_an_estimate_has_no_digits_of_rounding() -> None:
+def test_estimate_drops_rounding_noise() -> None:
     """A tie with a threshold, or half way between two printed numbers, is one on every processor."""
     below, above = (estimates.Estimate(0.04955 * (1 + sign * 1e-15), 0.0, 0.3 - sign * 1e-16, 3) for sign in (-1, 1))
     assert below == above
@@ -466,7 +464,7 @@ def test_an_estimate_has_no_digits_of_rounding() -> None:
     assert below.high >= 0.3
 
 
-def test_unpaired_seeds_are_those_with_which_welchs_test_finds_the_difference() -> None:
+def test_unpaired_seeds_needed_give_welchs_test_its_power() -> None:
     # 64 per arm find half of a standard deviation (Cohen 1988, table 2.4.1), between arms that vary alike.
     alike = pd.Series(np.random.default_rng(3).normal(size=20))
     alike = (alike - alike.mean()) / alike.std()
@@ -479,7 +477,7 @@ def test_unpaired_seeds_are_those_with_which_welchs_test_finds_the_difference() 
     assert spread.degrees == pytest.approx(19 * 100 / 82)
 
 
-def test_the_interval_of_a_spread_holds_the_true_one_in_nineteen_of_twenty_samples() -> None:
+def test_spread_interval_covers_19_of_20_samples() -> None:
     held = 0
     for sample in np.random.default_rng(5).normal(0, 2, (4000, 4)):
         low, high = comparisons.paired_spread(pd.Series(sample), pd.Series(np.zeros(4))).ends()

@@ -27,7 +27,7 @@ def staircase(*heights: int) -> np.ndarray:
     return np.arange(len(UPDATES)) < np.array(heights)[:, None]
 
 
-def test_the_line_is_at_the_top_if_all_are_stable_and_at_the_bottom_if_none_is() -> None:
+def test_line_is_at_the_top_if_all_are_stable_and_at_the_bottom_if_none() -> None:
     everything = frontier(grid(np.ones((5, 3, 5), bool)), "rate", "updates")
     assert everything.line["y"].tolist() == pytest.approx([16, 16, 16])
     nothing = frontier(grid(np.zeros((5, 3, 5), bool)), "rate", "updates")
@@ -56,7 +56,7 @@ def test_stability_that_returns_further_up_does_not_count() -> None:
     np.testing.assert_allclose(found.line["y"], 2 * np.sqrt(2))
 
 
-def test_a_grid_with_a_hole_or_an_axis_at_zero_is_refused_and_a_missing_seed_is_not() -> None:
+def test_grid_with_a_hole_or_a_zero_is_refused_but_not_a_missing_seed() -> None:
     runs = grid(np.stack([staircase(5, 3, 1)] * 3))
     with pytest.raises(ValueError, match=r"rate=0\.001, updates=8"):
         frontier(runs[~((runs["rate"] == 1e-3) & (runs["updates"] == 8))], "rate", "updates")
@@ -73,7 +73,7 @@ def test_a_grid_with_a_hole_or_an_axis_at_zero_is_refused_and_a_missing_seed_is_
 
 @given(st.integers(0, 2**32 - 1), st.integers(3, 6))
 @settings(max_examples=40, deadline=None)
-def test_a_run_more_that_is_stable_never_lowers_the_line(seed: int, n: int) -> None:
+def test_additional_stable_run_never_lowers_the_line(seed: int, n: int) -> None:
     generator = np.random.default_rng(seed)
     stable_SXY = generator.random((n, 3, 5)) < 0.6
     before = frontier(grid(stable_SXY), "rate", "updates").line["y"]

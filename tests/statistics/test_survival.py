@@ -23,7 +23,7 @@ def seen(*steps: float, lasting: tuple[float, ...] = ()) -> tuple[np.ndarray, np
 PLACEBO = seen(1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23)
 
 
-def test_kaplan_and_meier_on_the_textbooks_data() -> None:
+def test_kaplan_meier_matches_the_textbook() -> None:
     curve = survival.kaplan_meier(*TREATED)
     died = curve.set_index("step").loc[[6, 7, 10, 13, 16, 22, 23]]
     by_hand = np.cumprod([18 / 21, 16 / 17, 14 / 15, 11 / 12, 10 / 11, 6 / 7, 5 / 6])
@@ -34,13 +34,13 @@ def test_kaplan_and_meier_on_the_textbooks_data() -> None:
     assert curve.iloc[0].tolist()[:2] == [0.0, 1.0]
 
 
-def test_without_censoring_survival_is_the_share_that_is_left() -> None:
+def test_uncensored_survival_is_the_share_left() -> None:
     curve = survival.kaplan_meier(*seen(1, 2, 3, 4))
     assert curve["survival"].tolist() == pytest.approx([1, 0.75, 0.5, 0.25, 0])
     assert curve["low"].notna().tolist() == [False, True, True, True, False]
 
 
-def test_runs_that_all_last_survive_and_have_no_interval() -> None:
+def test_survival_without_collapses_is_1_without_interval() -> None:
     curve = survival.kaplan_meier(*seen(lasting=(100,) * 5))
     assert curve["survival"].tolist() == [1.0, 1.0]
     assert curve["low"].isna().all()
@@ -50,7 +50,7 @@ def test_runs_that_all_last_survive_and_have_no_interval() -> None:
         survival.kaplan_meier(np.array([10, 10]), np.array([True]))
 
 
-def test_log_rank_on_the_textbooks_data() -> None:
+def test_log_rank_matches_the_textbook() -> None:
     p = survival.logrank(*TREATED, *PLACEBO)
     assert scipy_stats.chi2(1).isf(p) == pytest.approx(16.79, abs=0.01)
     assert survival.logrank(*PLACEBO, *TREATED) == pytest.approx(p)
@@ -68,7 +68,7 @@ def simulated(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.nd
     return np.minimum(last, when), when <= last
 
 
-def test_the_band_covers_as_often_as_it_says() -> None:
+def test_band_has_nominal_coverage() -> None:
     generator = np.random.default_rng(0)
     held = []
     for _ in range(600):

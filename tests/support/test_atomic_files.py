@@ -35,7 +35,7 @@ MAKE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_what_is_not_a_regular_file_is_refused_and_stays(kind: str, tmp_path: Path) -> None:
+def test_non_regular_file_is_refused_and_kept(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "claims.md"
     MAKE[kind](place)
     before, names = place.lstat(), sorted(tmp_path.iterdir())
@@ -47,7 +47,7 @@ def test_what_is_not_a_regular_file_is_refused_and_stays(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_is_not_followed_unless_the_user_names_it(there: bool, tmp_path: Path) -> None:
+def test_link_is_followed_only_if_the_user_names_it(there: bool, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "page.json", tmp_path / "link"
     if there:
@@ -62,7 +62,7 @@ def test_a_link_is_not_followed_unless_the_user_names_it(there: bool, tmp_path: 
     assert sorted(tmp_path.rglob("*")) == [target.parent, target, link]
 
 
-def test_a_folder_that_is_a_link_is_followed_as_a_root_and_not_below_one(tmp_path: Path) -> None:
+def test_linked_folder_is_followed_only_as_a_root(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "root").symlink_to("elsewhere")
     assert regular_files.folder(tmp_path / "root", "tables").is_dir()
@@ -72,7 +72,7 @@ def test_a_folder_that_is_a_link_is_followed_as_a_root_and_not_below_one(tmp_pat
     assert not (tmp_path / "deeper").exists()
 
 
-def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path: Path) -> None:
+def test_linked_temporary_file_is_replaced(tmp_path: Path) -> None:
     target, place = tmp_path / "target", tmp_path / "page.json"
     target.write_text("mine")
     (tmp_path / f".page.json.{os.getpid()}.tmp").symlink_to(target)

@@ -29,7 +29,7 @@ def named(monkeypatch: pytest.MonkeyPatch, *folders: str, **configs: str) -> Non
 EXACT = "_target_: steadymoe.models.engine.Exact\nstrength: 0.0\n"
 
 
-def test_a_command_says_where_its_config_is_from_and_composes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_command_names_its_config_folder_and_composes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, "my own", calm=EXACT)
     (made,) = compose.plan(["engine=calm"])
     assert made.command == "STEADYMOE_PATH='my own' steadymoe run engine=calm"
@@ -40,7 +40,7 @@ def test_a_command_says_where_its_config_is_from_and_composes_again(monkeypatch:
     assert compose.plan(["engine=exact"])[0].command == "steadymoe run engine=exact"
 
 
-def test_a_config_of_one_name_in_two_places_is_refused(monkeypatch: pytest.MonkeyPatch, refused: Said) -> None:
+def test_duplicate_config_name_is_refused(monkeypatch: pytest.MonkeyPatch, refused: Said) -> None:
     named(monkeypatch, "mine", int8=EXACT)
     config = Path("mine/conf/engine/int8.yaml").absolute()
     assert f"{config} has the name of a config of the suite" in refused("run", "seed=3")
@@ -51,15 +51,13 @@ def test_a_config_of_one_name_in_two_places_is_refused(monkeypatch: pytest.Monke
         compose.plan([])
 
 
-def test_a_folder_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said, refused: Said
-) -> None:
+def test_missing_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said, refused: Said) -> None:
     monkeypatch.setenv(external.VARIABLE, "mien")
     assert str(Path("mien").absolute()) in refused("run")
     ran("status", "--results", str(tmp_path))
 
 
-def test_modules_are_found_after_those_of_python_and_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_modules_come_after_python_and_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, "mine")
     Path("mine").mkdir()
     for name in ("torch", "json", "only_mine"):

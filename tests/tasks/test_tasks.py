@@ -101,7 +101,7 @@ def right(task: Any, prompt: str) -> str:
         *[("sort", {}), ("sort", {"symbols": "zZa9"}), ("ledger", {}), ("selection", {})],
     ],
 )
-def test_demonstrations_without_noise_are_right_and_score_one(name: str, changed: dict[str, Any]) -> None:
+def test_noiseless_demonstrations_score_1(name: str, changed: dict[str, Any]) -> None:
     task, generator = made(name, **changed), np.random.default_rng(1)
     prompts = task.sample(300, generator)
     for prompt, answer in zip(prompts, task.demonstrations(prompts, 0.0, generator), strict=True):
@@ -162,7 +162,7 @@ def errors(name: str, prompt: str, answer: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", ["chain", "sort", "ledger", "selection"])
-def test_the_rate_of_wrong_steps_is_the_noise_and_later_steps_follow_from_them(name: str) -> None:
+def test_wrong_steps_occur_at_the_noise_rate_and_propagate(name: str) -> None:
     task, generator = made(name), np.random.default_rng(3)
     prompts = task.sample(1000, generator)
     for noise in (0.3, 1.0):
@@ -190,7 +190,7 @@ def test_a_wrong_step_is_uniform_over_the_wrong_symbols(name: str, prompt: str) 
         ("selection", {"symbols": "012", "length": 4, "passes": 2}, 3**4),
     ],
 )
-def test_training_and_held_out_prompts_never_overlap_and_together_are_all(
+def test_training_and_held_out_prompts_partition_all_prompts(
     name: str, few: dict[str, Any], number: int | None
 ) -> None:
     task = made(name, **few)
@@ -209,7 +209,7 @@ def test_an_eighth_of_all_prompts_is_held_out() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_generators_seed_decides_prompts_and_demonstrations(name: str) -> None:
+def test_generator_seed_determines_prompts_and_demonstrations(name: str) -> None:
     def drawn(seed: int) -> list[str]:
         task, generator = made(name), np.random.default_rng(seed)
         prompts = task.sample(20, generator)
@@ -229,7 +229,7 @@ def test_prompts_are_uniform_between_their_bounds() -> None:
 
 
 @pytest.mark.parametrize(("fillers", "tokens"), [(0, 19), (14, 61), (36, 127), (76, 247)])
-def test_fillers_make_a_ledger_longer_and_leave_its_forks(fillers: int, tokens: int) -> None:
+def test_fillers_lengthen_a_ledger_but_keep_its_forks(fillers: int, tokens: int) -> None:
     task, generator = made("ledger", fillers=fillers), np.random.default_rng(2)
     prompts = task.sample(2000, generator)
     assert uniform(Counter(prompt.count("+") + prompt.count("-") for prompt in prompts), {4, 5, 6, 7, 8})
@@ -240,7 +240,7 @@ def test_fillers_make_a_ledger_longer_and_leave_its_forks(fillers: int, tokens: 
     assert 3 * (8 + fillers) + 1 + task.max_new_tokens <= 512, "positions of model=flat"
 
 
-def test_a_cell_and_its_copy_stand_equally_far_apart() -> None:
+def test_cells_and_their_copies_are_equally_far_apart() -> None:
     task, generator = made("ledger"), np.random.default_rng(3)
     for prompt in task.sample(50, generator):
         whole = prompt + task.demonstrations([prompt], 0.0, generator)[0]
@@ -263,7 +263,7 @@ def test_a_cell_and_its_copy_stand_equally_far_apart() -> None:
         ("selection", {"length": 4, "passes": 2}, "01230123"),
     ],
 )
-def test_the_longest_right_answer_and_its_end_fit_with_the_spare_tokens_left(
+def test_longest_right_answer_leaves_the_spare_tokens(
     name: str, changed: dict[str, Any], longest: str, spare: int
 ) -> None:
     task: Task = made(name, **changed, spare_tokens=spare)
@@ -285,7 +285,7 @@ def test_the_longest_right_answer_and_its_end_fit_with_the_spare_tokens_left(
         ("sort", {"symbols": "01٣"}, r"task\.symbols"),
         ("sort", {"min_length": 1}, r"task\.min_length"),
         ("sort", {"min_length": 9}, r"task\.max_length; got 9 and 8"),
-        ("sort", {"symbols": "xy", "min_length": 2, "max_length": 2}, "leave no held-out prompts"),
+        ("sort", {"symbols": "xy", "min_length": 2, "max_length": 2}, "allow no held-out prompts"),
         ("ledger", {"min_forks": 9}, r"task\.min_forks"),
         ("ledger", {"min_forks": 0}, r"task\.min_forks"),
         ("ledger", {"fillers": -1}, r"task\.fillers"),
@@ -294,7 +294,7 @@ def test_the_longest_right_answer_and_its_end_fit_with_the_spare_tokens_left(
         ("selection", {"symbols": "aab"}, r"task\.symbols"),
     ],
 )
-def test_a_wrong_number_is_refused_by_its_name(name: str, wrong: dict[str, Any], named: str) -> None:
+def test_invalid_number_is_refused_by_name(name: str, wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named) as refusal:
         made(name, **wrong)
     assert "\n" not in str(refusal.value)
@@ -311,13 +311,13 @@ def test_a_wrong_number_is_refused_by_its_name(name: str, wrong: dict[str, Any],
         (["probe.fraction=1.5"], "fraction"),
     ],
 )
-def test_a_run_of_a_wrong_number_is_refused_in_one_line(words: list[str], named: str) -> None:
+def test_run_with_an_invalid_number_is_refused_in_one_line(words: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named) as caught:
         compose.plan(["model=flat", *words])
     assert "\n" not in str(caught.value)
 
 
-def test_prompts_and_responses_beyond_the_models_positions_are_refused_unless_it_is_given_more() -> None:
+def test_sequences_beyond_the_models_positions_are_refused() -> None:
     words = ["model=micro", "task=sort", "task.min_length=300", "task.max_length=300"]
     refused = r"prompts of 301 tokens and responses of 303 need 604 positions; model\.config\.max_position_\w+ is 512"
     with pytest.raises(ConfigError, match=refused):
@@ -352,7 +352,7 @@ def scored(value: Any) -> Scored:
 @pytest.mark.parametrize(
     ("value", "number"), [(1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (np.bool_(False), 0.0), (-2, -2.0)]
 )
-def test_a_score_becomes_a_float(value: Any, number: float) -> None:
+def test_score_is_converted_to_float(value: Any, number: float) -> None:
     task = scored(value)
     assert isinstance(score(task, "12=", "21", True), float)
     model = build.build(MICRO, task.tokenizer, 0, "cpu")
@@ -362,7 +362,7 @@ def test_a_score_becomes_a_float(value: Any, number: float) -> None:
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -float("inf"), 1e300, 10**400, "1", b"1", [1], 1j])
-def test_a_score_that_is_no_finite_number_is_told_with_task_prompt_and_value(value: Any) -> None:
+def test_non_finite_score_is_reported_with_task_prompt_and_value(value: Any) -> None:
     task = scored(value)
     model = build.build(MICRO, task.tokenizer, 0, "cpu")
     with pytest.raises(ValueError, match=r"^Scored\.score must return a finite number, got .*'12='") as told:
@@ -375,7 +375,7 @@ def test_a_score_that_is_no_finite_number_is_told_with_task_prompt_and_value(val
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_token_is_a_character_and_text_survives_the_round_trip(name: str) -> None:
+def test_tokens_are_characters_and_text_survives_the_round_trip(name: str) -> None:
     task, generator = made(name), np.random.default_rng(0)
     prompts = task.sample(50, generator)
     for prompt, answer in zip(prompts, task.demonstrations(prompts, 0.3, generator), strict=True):
@@ -385,7 +385,7 @@ def test_a_token_is_a_character_and_text_survives_the_round_trip(name: str) -> N
         assert len(answer) + 1 <= task.max_new_tokens - task.spare_tokens
 
 
-def test_ids_end_and_padding_of_the_tokenizer() -> None:
+def test_tokenizer_has_the_documented_ids_end_and_padding() -> None:
     tokenizer = character_tokenizer("0123456789+-*=")
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
     assert tokenizer("12" + str(tokenizer.eos_token))["input_ids"][2:] == [1]
@@ -398,7 +398,7 @@ def test_ids_end_and_padding_of_the_tokenizer() -> None:
             tokenizer(text)
 
 
-def test_a_response_of_200_tokens_is_sampled_as_it_is_trained() -> None:
+def test_response_of_200_tokens_is_scored_alike_in_sampling_and_training() -> None:
     task = made("sort", min_length=200, max_length=200)
     model = build.build(MICRO, task.tokenizer, 0, "cpu")
     encoded = task.tokenizer(task.sample(2, np.random.default_rng(5)), return_tensors="pt")

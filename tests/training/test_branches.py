@@ -36,7 +36,7 @@ def numbers(folder: Path, table: str, after: int = 0) -> pd.DataFrame:
     return frame.assign(step=frame["step"] - after)
 
 
-def test_a_branch_of_the_same_algorithm_goes_on_as_its_trunk_did(trunk: compose.Run, tmp_path: Path) -> None:
+def test_branch_with_the_same_algorithm_reproduces_its_trunk(trunk: compose.Run, tmp_path: Path) -> None:
     made = branched(trunk, tmp_path, "steps=4")
     assert execute.execute(made) == "finished"
     # Drift is measured since the start of a run, and probes fall on other steps.
@@ -55,7 +55,7 @@ def test_a_branch_of_the_same_algorithm_goes_on_as_its_trunk_did(trunk: compose.
     assert not (tmp_path / "cold_starts").exists()
 
 
-def test_arms_of_one_trunk_are_one_arm_over_seeds_and_told_by_the_weights(trunk: compose.Run, tmp_path: Path) -> None:
+def test_branches_of_one_trunk_form_one_arm_identified_by_weights(trunk: compose.Run, tmp_path: Path) -> None:
     one = branched(trunk, tmp_path)
     copy = tmp_path / "copy" / "seed=0"
     shutil.copytree(trunk.folder, copy)
@@ -68,7 +68,7 @@ def test_arms_of_one_trunk_are_one_arm_over_seeds_and_told_by_the_weights(trunk:
     assert beside.axes["start_from"] == f"{trunk.folder.relative_to(trunk.config.results_dir).parent}/seed=*@2"
 
 
-def test_noise_on_the_weights_is_as_strong_as_asked_and_seeded(trunk: compose.Run, tmp_path: Path) -> None:
+def test_weight_noise_has_the_given_strength_and_seed(trunk: compose.Run, tmp_path: Path) -> None:
     made = [branched(trunk, tmp_path / str(index), "weight_noise=0.5", "steps=1") for index in range(2)]
     moved = []
     for run in made:
@@ -84,7 +84,7 @@ def test_noise_on_the_weights_is_as_strong_as_asked_and_seeded(trunk: compose.Ru
     assert planned(tmp_path, "weight_noise=1e-7").config_hash != planned(tmp_path).config_hash
 
 
-def test_a_branch_takes_the_moments_by_name_whatever_its_groups_are(trunk: compose.Run, tmp_path: Path) -> None:
+def test_branch_loads_moments_by_name_across_parameter_groups(trunk: compose.Run, tmp_path: Path) -> None:
     words = ["optimizer.router_factor=3", "routing=pr2", "steps=1", "checkpoint_keep=1", "optimizer.learning_rate=0"]
     made = branched(trunk, tmp_path, *words)
     assert execute.execute(made) == "finished"
@@ -98,15 +98,15 @@ def test_a_branch_takes_the_moments_by_name_whatever_its_groups_are(trunk: compo
 @pytest.mark.parametrize(
     ("start", "words", "answer"),
     [
-        ("{trunk}", [], "start_from is the folder of a run and a step, <folder>@<step>"),
+        ("{trunk}", [], "start_from must be <folder of a run>@<step>"),
         ("/nowhere@2", [], "there is no run in /nowhere"),
         ("{trunk}@7", [], "has 6 steps, fewer than 7"),
         ("{trunk}@3", [], "no checkpoint of step 3 is kept"),
         ("{trunk}@2", ["model.config.num_experts=4"], "does not fit this model"),
-        ("{trunk}@2", ["checkpoint_keep=7"], "checkpoint_keep=7: the run has 6 steps, and keeps none"),
+        ("{trunk}@2", ["checkpoint_keep=7"], "checkpoint_keep=7: the run has only 6 steps; lower it"),
     ],
 )
-def test_a_branch_that_cannot_be_is_refused(
+def test_impossible_branch_is_refused(
     trunk: compose.Run, tmp_path: Path, start: str, words: list[str], answer: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -115,16 +115,16 @@ def test_a_branch_that_cannot_be_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_plan_of_a_branch_without_a_trunk_says_so(tmp_path: Path) -> None:
+def test_planning_a_branch_without_its_trunk_fails(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"start_from: there is no run in {tmp_path}/none$"):
         command.main([f"start_from={tmp_path}/none@2", f"results_dir={tmp_path}/results", "--dry"])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_counted_in_updates_comes_as_often_at_every_staleness() -> None:
+def test_settings_in_updates_scale_with_staleness() -> None:
     words = ["evaluation.every_updates=8", "probe.every_updates=3", "rollout.minibatch_prompts=2", "total_updates=16"]
     for updates, expected in ((4, (2, 1, 4)), (1, (8, 3, 16))):
         config = compose.plan([*words, f"updates_per_rollout={updates}"])[0].config
         assert (config.evaluation.every, config.probe.every, config.steps) == expected
-    with pytest.raises(ConfigError, match=r"means evaluation\.every=2, and 5 was given"):
+    with pytest.raises(ConfigError, match=r"means evaluation\.every=2, but 5 was given"):
         compose.plan([*words, "updates_per_rollout=4", "evaluation.every=5"])

@@ -33,7 +33,7 @@ def with_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("with_new")
-def test_one_more_line_is_one_more_column_everywhere() -> None:
+def test_declared_column_appears_everywhere() -> None:
     for table in ("updates", "steps"):
         assert record._schema(table).field("spread").type == pa.int64()
     assert token_metrics.of_step([{"spread": 1}, {"spread": 5}, {"spread": 3}]) == {"spread": 5}
@@ -45,20 +45,20 @@ def test_one_more_line_is_one_more_column_everywhere() -> None:
     assert "largest of the updates" in columns.TABLES["steps"]["spread"].meaning
 
 
-def test_a_name_that_is_no_column_has_no_bounds_and_is_its_own_label() -> None:
+def test_unknown_column_has_no_bounds_and_its_name_as_label() -> None:
     assert columns.bounds("ratio") is None
     assert columns.label("ratio") == columns.short("ratio") == "ratio"
     assert not columns.falls("ratio")
 
 
-def test_no_table_has_two_columns_of_one_name() -> None:
+def test_column_names_are_unique_within_a_table() -> None:
     for group in (columns.UPDATE, columns.STEP + columns.COUNTS, columns.LAYER, columns.EVALUATION):
         assert len({each.name for each in group}) == len(group)
     assert not {each.name for each in columns.UPDATE} & {each.name for each in columns.STEP + columns.COUNTS}
     assert all(each.meaning for table in columns.TABLES.values() for each in table.values())
 
 
-def test_the_edges_of_histograms_are_to_the_bit_those_that_recorded_runs_were_counted_with() -> None:
+def test_histogram_edges_equal_those_of_recorded_runs() -> None:
     # Of linspace(-1, 1, 41) and logspace(-8, 0, 33) on a processor with AVX2; torch's plain kernels round otherwise.
     recorded = {"3c7460e427aa9265": token_metrics._LOG_RATIO_EDGES, "4f480f1602453494": token_metrics._VARIANCE_EDGES}
     for digest, edges in recorded.items():

@@ -21,7 +21,7 @@ def router_weights(model: PreTrainedModel) -> list[torch.Tensor]:
     return [router.get_parameter("weight").detach().clone() for router in routers(model)]
 
 
-def test_the_first_step_of_routers_is_as_long_as_their_factor_says(tmp_path: Path) -> None:
+def test_first_router_step_scales_with_the_router_factor(tmp_path: Path) -> None:
     words = ["optimizer.learning_rate=1e-3", "optimizer.epsilon=1e-30", "updates_per_rollout=2"]
     moved = {}
     for factor in (1.0, 0.02):
@@ -35,7 +35,7 @@ def test_the_first_step_of_routers_is_as_long_as_their_factor_says(tmp_path: Pat
         assert_close(moved[factor].abs().max().item(), factor * 1e-3, rtol=1e-2, atol=0)
 
 
-def test_a_cold_start_adds_the_losses_of_routers_with_its_coefficients(task: Chain, tmp_path: Path) -> None:
+def test_cold_start_adds_router_losses_with_its_coefficients(task: Chain, tmp_path: Path) -> None:
     one = ["max_updates=1", "check_every=1", "check_prompts=2", "accuracy_low=0.99", "accuracy_high=1.0"]
 
     def trained(*words: str) -> list[torch.Tensor]:
@@ -53,7 +53,7 @@ def test_a_cold_start_adds_the_losses_of_routers_with_its_coefficients(task: Cha
     assert not torch.equal(even[0], small[0])
 
 
-def test_the_losses_of_routers_are_weighed_by_their_coefficients(model: PreTrainedModel) -> None:
+def test_router_losses_are_weighted_by_their_coefficients(model: PreTrainedModel) -> None:
     tokens_BS = torch.arange(2, 14).view(2, 6)
     sequences = Sequences(tokens_BS, torch.ones_like(tokens_BS), 3)
     now = forward(model, sequences, "fp32")

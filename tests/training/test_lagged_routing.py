@@ -48,9 +48,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 @pytest.mark.parametrize(
     "words", [[], ["microbatch=3"], ["savings.share_prompts=false"], ["routing.bias_speed=0.02"]], ids=str
 )
-def test_updates_run_the_experts_that_the_model_of_so_many_updates_ago_chooses(
-    tmp_path: Path, words: list[str], lag: int
-) -> None:
+def test_updates_run_the_experts_chosen_by_lagged_weights(tmp_path: Path, words: list[str], lag: int) -> None:
     """In the old policy those of the rollout's first update; before the first updates those of the start."""
     made = trainer(tmp_path, "routing=lagged", f"routing.lag={lag}", *FAST, *words)
     forwards, history, seen = made.learner.forwards, [copy.deepcopy(made.model)], []
@@ -80,7 +78,7 @@ def test_updates_run_the_experts_that_the_model_of_so_many_updates_ago_chooses(
     assert seen[0] == seen[4] == 1 != seen[5], "the ratio is 1 before a rollout's first update"
 
 
-def test_a_lag_of_a_whole_rollout_is_r2_on_the_first_one_and_no_other(tmp_path: Path) -> None:
+def test_lag_of_a_whole_rollout_equals_r2_on_the_first_rollout(tmp_path: Path) -> None:
     """All updates of the first rollout are at most three from the start: to the bit R2's. A lag of 1 is not."""
     r2, long, short, off = (
         trainer(tmp_path, *words, *FAST)
@@ -98,7 +96,7 @@ def test_a_lag_of_a_whole_rollout_is_r2_on_the_first_one_and_no_other(tmp_path: 
     assert not same(columns_and_weights(long, 2), columns_and_weights(r2, 2))
 
 
-def test_gates_are_todays_and_the_gradient_is_that_of_a_forward_made_by_hand(
+def test_gates_are_current_and_gradients_match_a_manual_forward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = trainer(tmp_path, "routing=lagged", "routing.lag=2", "optimizer.max_grad_norm=1e9", *FAST)
@@ -140,7 +138,7 @@ def test_gates_are_todays_and_the_gradient_is_that_of_a_forward_made_by_hand(
     assert all(gradients[name].any() for name in gradients if name.endswith("gate.weight"))
 
 
-def test_old_weights_are_in_the_model_inside_the_block_alone(model: PreTrainedModel) -> None:
+def test_old_weights_are_loaded_only_inside_the_block(model: PreTrainedModel) -> None:
     lag, start = Lag(model, 2), copy.deepcopy(model).state_dict()
     for _ in range(3):
         lag.before_step(1.0)
@@ -189,7 +187,7 @@ def test_a_spike_switches_the_lag_on_for_64_updates(model: PreTrainedModel) -> N
     assert switched(*[5] * 110) == [True] * (29 + 64) + [False] * 17
 
 
-def test_a_trigger_is_free_routing_while_off_and_lagged_while_on(tmp_path: Path) -> None:
+def test_trigger_switches_between_free_and_lagged_routing(tmp_path: Path) -> None:
     words = ["routing=lagged", "routing.lag=2", *FAST]
     never, always, off = (
         trainer(tmp_path, *more, *FAST) for more in ([*words, "routing.lag_trigger=1e9"], words, ["routing=off"])
@@ -206,7 +204,7 @@ def test_a_trigger_is_free_routing_while_off_and_lagged_while_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("trigger", ["null", "1.02"])
-def test_a_stopped_run_resumes_with_old_weights_and_the_state_of_the_trigger(tmp_path: Path, trigger: str) -> None:
+def test_stopped_run_resumes_with_old_weights_and_trigger_state(tmp_path: Path, trigger: str) -> None:
     words = [*FAST, "routing=lagged", "routing.lag=6", f"routing.lag_trigger={trigger}", "routing.bias_speed=0.01"]
     whole = assert_resumes(tmp_path, 5, *words)
     lagged = record.read_table(whole.folder, "updates")["routing_lagged"]

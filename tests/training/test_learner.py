@@ -30,7 +30,7 @@ from steadymoe.models.selection import NO_ROUTE
 @pytest.mark.parametrize(
     "words", ["gspo", "rspo", "trm", "score_centering_tis", "gspo engine=truncated engine.replay_mask=true"]
 )
-def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, words: str) -> None:
+def test_micro_batches_change_an_update_only_by_rounding(tmp_path: Path, words: str) -> None:
     more = [*f"algorithm={words}".split(), "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1", *PROPORTIONAL]
     whole, split = trainer(tmp_path, *more), trainer(tmp_path, *more, "microbatch=3")
     one, other = updated(whole), updated(split)
@@ -62,7 +62,7 @@ def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(tmp_path: Path, a
         assert len(groups_M.unique()) == 2
 
 
-def test_every_stage_of_every_step_has_its_own_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_and_steps_draw_independently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = trainer(tmp_path, "engine=router_noise", "evaluation.every=9"), []
     for name in ("torch_generator", "numpy_generator"):
         plain = getattr(trainer_module, name)
@@ -81,7 +81,7 @@ def test_every_stage_of_every_step_has_its_own_draws(tmp_path: Path, monkeypatch
 # --- the loss's memory -------------------------------------------------------------------------------
 
 
-def test_r2vpos_multiplier_moves_is_recorded_and_survives_a_checkpoint(tmp_path: Path) -> None:
+def test_r2vpo_multiplier_is_recorded_and_survives_a_checkpoint(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm=r2vpo")
     first, second = updated(made)
     assert first.overall["loss_number"] == 1
@@ -94,7 +94,7 @@ def test_r2vpos_multiplier_moves_is_recorded_and_survives_a_checkpoint(tmp_path:
     assert other.learner.state["multiplier"] != 1
 
 
-def test_a_stopped_run_resumes_with_the_state_of_loss_predictor_and_sampler(tmp_path: Path) -> None:
+def test_stopped_run_resumes_with_loss_predictor_and_sampler_state(tmp_path: Path) -> None:
     words = ["algorithm=r2vpo", "algorithm.loss.multiplier_step=1.0", "routing=pr2"]
     whole = assert_resumes(tmp_path, 5, *words, "engine=stale", "engine.strength=2")
     updates, steps = record.read_table(whole.folder, "updates"), record.read_table(whole.folder, "steps")
@@ -127,7 +127,7 @@ def test_the_routers_log_ratio_is_zero_before_the_first_update_and_not_after(
     assert seen[1].abs().max() > 1e-4
 
 
-def test_router_log_probabilities_are_those_at_the_position_before_a_token(model: PreTrainedModel, task: Chain) -> None:
+def test_router_log_probabilities_come_from_the_preceding_position(model: PreTrainedModel, task: Chain) -> None:
     made = sampled(model, task)
     with torch.no_grad():
         now = forward(model, made.sequences, "fp32")
@@ -182,13 +182,13 @@ def test_gradients_flow_through_the_most_likely_tokens(model: PreTrainedModel, t
 # --- rewards -----------------------------------------------------------------------------------------
 
 
-def test_overlong_punishment_rises_over_the_buffer() -> None:
+def test_overlong_penalty_rises_over_the_buffer() -> None:
     lengths_B = torch.tensor([1, 8, 9, 10, 10])
     taken = overlong_penalty(lengths_B, budget=10, penalty=2.0, buffer=0.2)
     assert taken.tolist() == pytest.approx([0, 0, 1, 2, 2])
 
 
-def test_rewards_lose_what_is_overlong_and_the_kl_of_their_tokens() -> None:
+def test_overlong_penalty_and_kl_are_subtracted_from_rewards() -> None:
     scores_B, mask_BT = torch.tensor([1.0, 1.0]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     kl_BT = torch.tensor([[0.1, 0.2, 9.0, 9.0], [0.0, 0.0, 0.0, 0.5]])
     shaped = shaped_rewards(scores_B, mask_BT, 4, OverlongConfig(penalty=1.0, buffer=0.5), kl_BT)
@@ -207,7 +207,7 @@ def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path)
     assert made.step(3).rows["steps"][0]["reward"] * 32 % 1 == 0  # the scores as the task gives them, 0 or 1
 
 
-def test_the_trainer_takes_the_overlong_penalty_from_the_reward(tmp_path: Path) -> None:
+def test_trainer_subtracts_the_overlong_penalty_from_the_reward(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm=dapo")
     sampled_, _, old = begun(made)
     lengths_B = sampled_.sequences.response_mask_BT.sum(-1)
@@ -217,7 +217,7 @@ def test_the_trainer_takes_the_overlong_penalty_from_the_reward(tmp_path: Path) 
     assert_close(made.rewards(sampled_, old), expected_B)
 
 
-def test_the_reference_of_the_kl_stays_at_the_cold_start(tmp_path: Path) -> None:
+def test_kl_reference_stays_at_the_cold_start(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm.kl.coefficient=0.1")
     sampled_, minibatches, first = begun(made)
     assert torch.equal(first.logprobs_BT, first.reference_logprobs_BT)
@@ -245,7 +245,7 @@ def scripted_scores(made: Trainer, rounds: list[list[list[float]]], monkeypatch:
 SIGNAL, NONE = [0.0, 1.0], [1.0, 1.0]
 
 
-def test_groups_without_signal_are_dropped_and_refilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_without_signal_are_dropped_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(tmp_path, "algorithm=dapo")
     scripted_scores(made, [[NONE, SIGNAL, NONE, SIGNAL], [SIGNAL, NONE, SIGNAL, SIGNAL]], monkeypatch)
     kept, scores_PG, _ = made.sample(1)
@@ -262,16 +262,14 @@ def test_groups_without_signal_are_dropped_and_refilled(tmp_path: Path, monkeypa
     assert torch.equal(kept.sequences.mask_BS, together.mask_BS[rows])
 
 
-def test_places_left_go_to_groups_without_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_places_go_to_groups_without_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(tmp_path, "algorithm=dapo", "algorithm.sampling.max_rollouts=2")
     scripted_scores(made, [[NONE, NONE, SIGNAL, NONE], [NONE, SIGNAL, NONE, NONE]], monkeypatch)
     kept_PG = made.sample(1)[0].scores_B.view(4, 8)
     assert (kept_PG != kept_PG[:, :1]).any(-1).tolist() == [True, True, False, False]
 
 
-def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_counts_all_samples_and_trains_on_the_kept_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(tmp_path, "algorithm=dapo")
     scripted_scores(made, [[NONE, SIGNAL, NONE, SIGNAL], [SIGNAL, NONE, SIGNAL, SIGNAL]], monkeypatch)
     (row,) = made.step(1).rows["steps"]
@@ -281,7 +279,7 @@ def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
     assert row["response_tokens"] < row["tokens_sampled"] <= 8 * 8 * 5
 
 
-def test_a_group_that_only_the_length_penalty_tells_apart_has_a_signal(
+def test_group_with_only_different_length_penalties_has_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = trainer(tmp_path, "algorithm=dapo", "algorithm.sampling.max_rollouts=1")
@@ -293,7 +291,7 @@ def test_a_group_that_only_the_length_penalty_tells_apart_has_a_signal(
     assert row["groups_without_signal"] == expected < 1
 
 
-def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrainedModel, task: Chain) -> None:
+def test_rollouts_of_different_widths_are_aligned_when_joined(model: PreTrainedModel, task: Chain) -> None:
     decoding = Decoding(engine=Truncated(top_k=8, replay_mask=True), top_k=3, gates=True)
     prompts = ("1+2+3=", "1+2+3*4-5=")
     parts = [roll_out(model, task, [text], 4, torch.Generator().manual_seed(1), decoding) for text in prompts]
@@ -322,7 +320,7 @@ def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrain
 # --- the advantage as a switch -----------------------------------------------------------------------
 
 
-def test_the_named_advantage_is_the_one_that_is_used(tmp_path: Path) -> None:
+def test_named_advantage_is_used(tmp_path: Path) -> None:
     named = trainer(tmp_path, "algorithm=dr_grpo", "advantage=leave_one_out")
     assert type(named.advantage).__name__ == "LeaveOneOut"
     assert type(trainer(tmp_path, "algorithm=dr_grpo").advantage).__name__ == "GroupMean"
@@ -343,7 +341,7 @@ def test_a_correction_is_applied_and_recorded(tmp_path: Path) -> None:
     assert identity.settings_hash(plain.plain, made.axes) == identity.settings_hash(made.plain, made.axes)
 
 
-def test_rates_fall_linearly_over_the_last_share_of_the_updates(tmp_path: Path) -> None:
+def test_learning_rates_decay_linearly_over_the_last_updates(tmp_path: Path) -> None:
     """The same factor for routers and other weights; the last update still moves; without a decay nothing changes."""
     made = trainer(tmp_path, "optimizer.decay=0.5", "optimizer.router_factor=0.1", "optimizer.learning_rate=1e-3")
     seen = []
@@ -357,7 +355,7 @@ def test_rates_fall_linearly_over_the_last_share_of_the_updates(tmp_path: Path) 
     assert constant.learning_rate == 1e-3
 
 
-def test_a_run_records_its_decaying_rate_and_whether_its_gradients_were_cut(tmp_path: Path) -> None:
+def test_run_records_its_decaying_rate_and_clipped_gradients(tmp_path: Path) -> None:
     run = planned(tmp_path, "optimizer.decay=1.0", "optimizer.learning_rate=1e-3", "optimizer.max_grad_norm=1e-3")
     assert execute.execute(run) == "finished"
     updates = record.read_table(run.folder, "updates")
@@ -369,5 +367,5 @@ def test_a_run_records_its_decaying_rate_and_whether_its_gradients_were_cut(tmp_
     assert (record.read_table(wide.folder, "steps")["norm_cut"] == 0).all()
 
 
-def test_a_stopped_run_resumes_at_its_decayed_rate(tmp_path: Path) -> None:
+def test_stopped_run_resumes_at_its_decayed_rate(tmp_path: Path) -> None:
     assert_resumes(tmp_path, 5, "optimizer.decay=0.75")

@@ -27,7 +27,7 @@ def rise(folder: Path) -> estimates.Estimate:
 
 
 @pytest.mark.parametrize("algorithm", CORE_SIX)
-def test_it_raises_held_out_accuracy_by_more_than_its_noise(results: Path, algorithm: str) -> None:
+def test_algorithm_raises_held_out_accuracy_beyond_noise(results: Path, algorithm: str) -> None:
     words = ["experiment=every_algorithm", f"algorithm={algorithm}", "seed=0", "steps=24", "evaluation.every=24"]
     (run,) = compose.plan([*words, "task.max_operands=3", f"results_dir={results}"])
     assert execute.execute(run) == "finished"
@@ -36,7 +36,7 @@ def test_it_raises_held_out_accuracy_by_more_than_its_noise(results: Path, algor
 
 @pytest.mark.check
 @pytest.mark.parametrize("algorithm", algorithms.names())
-def test_it_raises_accuracy_in_the_recorded_runs_of_make_check(algorithm: str) -> None:
+def test_algorithm_raises_accuracy_in_the_runs_of_make_check(algorithm: str) -> None:
     """Reads what `make check` has just run into ``results/``."""
     runs = archive.runs(Path(__file__).parents[2] / "results", "every_algorithm")
     ours = runs[runs["algorithm"] == algorithm]
@@ -44,7 +44,7 @@ def test_it_raises_accuracy_in_the_recorded_runs_of_make_check(algorithm: str) -
     assert min(rise(Path(folder)).low for folder in ours["folder"]) > 0
 
 
-def test_the_committed_runs_of_make_check_have_every_algorithm_and_none_collapsed() -> None:
+def test_committed_runs_cover_every_algorithm_and_none_collapsed() -> None:
     recorded = archive.load(Path(__file__).parents[2] / "results" / "reference", "every_algorithm")
     table = write.to_numbers(tables.summary(recorded["steps"], recorded["runs"]))
     assert set(table["arm"]) == set(algorithms.names())
@@ -52,7 +52,7 @@ def test_the_committed_runs_of_make_check_have_every_algorithm_and_none_collapse
     assert set(recorded["runs"]["status"]) == {"finished"}
 
 
-def test_without_learning_there_is_no_rise(results: Path) -> None:
+def test_accuracy_does_not_rise_without_learning(results: Path) -> None:
     words = ["experiment=chain_micro", "algorithm=grpo", "seed=0", "steps=24", "task.max_operands=3"]
     words += ["optimizer.learning_rate=0", "experiment_name=frozen", f"results_dir={results}"]
     (made,) = compose.plan(words)

@@ -65,19 +65,19 @@ def by_singular_values(matrix: Tensor, steps: int) -> Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("steps", [1, 5])
-def test_newton_schulz_moves_singular_values_alone(shape: tuple[int, ...], steps: int) -> None:
+def test_newton_schulz_changes_only_singular_values(shape: tuple[int, ...], steps: int) -> None:
     matrices = drawn(*shape)
     found = orthogonalized(matrices, JORDAN, steps, 1e-7)
     assert_close(found.double(), torch.stack([by_singular_values(m, steps) for m in matrices]), atol=1e-5, rtol=1e-5)
 
 
-def test_a_matrix_of_zeros_stays_zero() -> None:
+def test_zero_matrix_stays_zero() -> None:
     assert not orthogonalized(torch.zeros(2, 3, 4), JORDAN, 5, 1e-7).any()
 
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_expert_of_a_stack_steps_as_torchs_muon_steps_a_matrix(shape: tuple[int, ...], adjust: str) -> None:
+def test_stacked_expert_steps_like_a_matrix_under_torchs_muon(shape: tuple[int, ...], adjust: str) -> None:
     stack = drawn(*shape)
     alone, rule = [matrix.clone() for matrix in stack], RULE | {"adjust_lr_fn": adjust}
     stepped(StackedMuon([stack], **rule), stack, 3, torch.optim.Muon(alone, **rule), alone)
@@ -87,7 +87,7 @@ def test_an_expert_of_a_stack_steps_as_torchs_muon_steps_a_matrix(shape: tuple[i
     assert_close(stack, torch.stack(alone), atol=0.05 * moved.abs().max().item(), rtol=0)
 
 
-def test_momentum_of_a_stack_is_torchs_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacked_momentum_matches_torchs_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no Newton–Schulz step in either, what is left is average, look-ahead, decay and the step's length."""
     stack = drawn(3, 8, 4)
     alone = [matrix.clone() for matrix in stack]
@@ -101,7 +101,7 @@ def test_momentum_of_a_stack_is_torchs_to_rounding(monkeypatch: pytest.MonkeyPat
     assert_close(stack, torch.stack(alone), atol=1e-6, rtol=1e-6)
 
 
-def test_a_models_matrices_step_as_under_torchs_muon(tmp_path: Path) -> None:
+def test_model_matrices_step_as_under_torchs_muon(tmp_path: Path) -> None:
     made = trainer(tmp_path, "optimizer=muon", "optimizer.learning_rate=1e-2", "updates_per_rollout=2")
     name = "model.layers.0.self_attn.q_proj.weight"
     weight = made.model.get_parameter(name)
@@ -127,7 +127,7 @@ def test_sign_descent_moves_every_weight_by_the_rate(momentum: float) -> None:
     assert_close(weight, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_a_first_step_of_sgd_is_the_rate_times_the_gradient(tmp_path: Path) -> None:
+def test_first_sgd_step_is_the_rate_times_the_gradient(tmp_path: Path) -> None:
     made = trainer(tmp_path, "optimizer=sgd", "optimizer.learning_rate=0.5", "updates_per_rollout=2")
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
     gradients = gradients_of_one_update(made)
@@ -138,7 +138,7 @@ def test_a_first_step_of_sgd_is_the_rate_times_the_gradient(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "sgd", "sign"])
-def test_routers_step_by_their_factor(tmp_path: Path, kind: str) -> None:
+def test_router_step_scales_with_its_factor(tmp_path: Path, kind: str) -> None:
     made = trainer(tmp_path, f"optimizer={kind}", "optimizer.learning_rate=0.01", "optimizer.router_factor=0.25")
     of_routers = {id(weight) for router in routers(made.model) for weight in router.parameters()}
     rates = {id(w): group["lr"] for group in made.learner.optimizer.param_groups for w in group["params"]}
@@ -148,7 +148,7 @@ def test_routers_step_by_their_factor(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "of_adamw", [["vectors"], ["vectors", "routers"], ["embeddings", "head", "vectors"]], ids=" ".join
 )
-def test_muon_and_adamw_divide_the_weights(tmp_path: Path, of_adamw: list[str]) -> None:
+def test_muon_and_adamw_partition_the_weights(tmp_path: Path, of_adamw: list[str]) -> None:
     made = trainer(tmp_path, "optimizer=muon", f"optimizer.adamw.weights=[{','.join(of_adamw)}]")
     model, named = made.model, list(made.model.named_parameters())
     matrices, stacks, others = optimizers._by_shape(model, named, of_adamw)
@@ -166,5 +166,5 @@ def test_muon_and_adamw_divide_the_weights(tmp_path: Path, of_adamw: list[str]) 
 
 
 @pytest.mark.parametrize("words", ["muon", "sgd", "sign", "sign optimizer.momentum=0"])
-def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path, words: str) -> None:
+def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, words: str) -> None:
     assert_resumes(tmp_path, 5, *f"optimizer={words}".split())

@@ -20,7 +20,7 @@ def scored(made: Trainer) -> Trainer:
     return made
 
 
-def test_greedy_responses_take_the_most_likely_token_and_no_draw(model: PreTrainedModel, task: Chain) -> None:
+def test_greedy_responses_take_the_most_likely_token_without_drawing(model: PreTrainedModel, task: Chain) -> None:
     one, other = (
         roll_out(model, task, PROMPTS, 1, torch.Generator().manual_seed(seed), Decoding(greedy=True)) for seed in (0, 1)
     )
@@ -31,7 +31,7 @@ def test_greedy_responses_take_the_most_likely_token_and_no_draw(model: PreTrain
     assert (drawn_PG < best_P1 - 1e-3).any()
 
 
-def test_evaluations_have_three_outcomes_at_both_ends(tmp_path: Path) -> None:
+def test_first_and_last_evaluations_have_three_outcomes(tmp_path: Path) -> None:
     words = ["steps=2", "evaluation.every=1", "evaluation.pass_k=4", "evaluation.pass_prompts=5"]
     made = trainer(tmp_path, *words, "evaluation.prompts=8")
     start, middle, end = (made.evaluate(step) for step in (0, 1, 2))
@@ -43,7 +43,7 @@ def test_evaluations_have_three_outcomes_at_both_ends(tmp_path: Path) -> None:
     assert [row["score"] for row in start] == [row["score"] for row in middle]  # greedy and pass@k draw on their own
 
 
-def test_little_measures_greedy_at_the_ends_alone_and_pass_k_can_be_left_out(tmp_path: Path) -> None:
+def test_measure_little_scores_greedy_only_at_the_ends(tmp_path: Path) -> None:
     made = trainer(tmp_path, "steps=2", "measure=little", "evaluation.pass_k=0")
     assert ["score_greedy" in made.evaluate(step)[0] for step in (0, 1, 2)] == [True, False, True]
     assert "score_pass" not in made.evaluate(2)[0]
@@ -58,7 +58,7 @@ def test_pass_at_k_is_the_best_of_k_and_grows_with_k(tmp_path: Path) -> None:
     assert found[1] < found[16]
 
 
-def test_the_step_has_the_mean_of_each_outcome(tmp_path: Path) -> None:
+def test_step_records_the_mean_of_each_outcome(tmp_path: Path) -> None:
     made = trainer(tmp_path, "steps=1", "evaluation.every=1", "evaluation.prompts=8", "evaluation.pass_prompts=4")
     result = made.step(1)
     (row,), evaluations = result.rows["steps"], result.rows["evaluations"]
@@ -66,7 +66,7 @@ def test_the_step_has_the_mean_of_each_outcome(tmp_path: Path) -> None:
     assert row["eval_pass"] == pytest.approx(sum(each["score_pass"] for each in evaluations[:4]) / 4)
 
 
-def test_shuffled_rewards_are_the_rewards_elsewhere_and_the_scores_stay(tmp_path: Path) -> None:
+def test_shuffling_permutes_rewards_but_not_scores(tmp_path: Path) -> None:
     made = trainer(tmp_path, "rollout.shuffle_rewards=true")
     rewards_B = torch.arange(32.0)
     moved_B = made._shuffled(rewards_B, 1)

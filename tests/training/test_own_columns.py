@@ -93,7 +93,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("cuts", [(0, 6), (0, 2, 6), (0, 1, 3, 6)])
-def test_parts_report_what_the_whole_does(cuts: tuple[int, ...]) -> None:
+def test_parts_report_the_same_numbers_as_the_whole(cuts: tuple[int, ...]) -> None:
     batch = ragged()
     scalar = torch.tensor(0.1)
     loss = Reports(reports=lambda part: {"hot": part.logprobs_BT > -1, "x": part.logprobs_BT, "c": scalar, "p": 0.25})
@@ -109,7 +109,7 @@ def test_parts_report_what_the_whole_does(cuts: tuple[int, ...]) -> None:
     assert not any(values.requires_grad for values in found.values())
 
 
-def test_a_scalar_is_averaged_by_tokens_and_a_name_by_the_parts_that_report_it() -> None:
+def test_scalars_average_over_the_tokens_of_the_parts_that_report_them() -> None:
     one, other = torch.tensor([[1, 1, 1]]), torch.tensor([[1, 0, 0]])
     parts = [summed({"x": 2.0, "first": 5}, one), summed({"x": 6.0, "last": torch.tensor(True)}, other)]
     outputs = [replace(Reports(reports=lambda _: {})(ragged()), numbers=each) for each in parts]
@@ -137,7 +137,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_a_wrong_number_is_refused_in_one_line_by_the_loss_and_by_check(message: str) -> None:
+def test_invalid_number_fails_in_one_line_in_loss_and_check(message: str) -> None:
     loss = Reports(reports=lambda _: WRONG[message])
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         loss(ragged())
@@ -146,7 +146,7 @@ def test_a_wrong_number_is_refused_in_one_line_by_the_loss_and_by_check(message:
         properties.of(loss)["shapes"]()
 
 
-def test_check_passes_a_loss_with_numbers_and_notices_one_that_reads_padding() -> None:
+def test_check_accepts_numbers_unless_they_read_padding() -> None:
     good = properties.of(Reports(reports=lambda batch: {"hot": batch.logprobs_BT > -1, "nan": torch.nan}))
     for name in ("shapes", "gradient", "padding", "masked tokens", "order", "micro-batches", "no tokens"):
         good[name]()
@@ -170,7 +170,7 @@ def test_micro_batches_record_the_numbers_of_the_whole(tmp_path: Path, mine: Pat
 # --- runs --------------------------------------------------------------------------------------------
 
 
-def test_a_run_resumes_to_the_bit_and_exports_its_own_columns(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_own_columns_resumes_bit_for_bit_and_exports_them(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = assert_resumes(mine.parent, 5, "algorithm=mine", "microbatch=3")
     updates, steps = (record.read_table(made.folder, table) for table in ("updates", "steps"))
     assert len(updates) == 12
@@ -221,7 +221,7 @@ def test_a_number_that_only_some_updates_report_is_null_elsewhere(
     assert steps[["step", "loss/even"]].dropna().to_numpy().tolist() == [[1, 0], [3, 4], [5, 8]]
 
 
-def test_columns_without_end_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_columns_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = planned(tmp_path), iter(range(10_000))
 
     def more(self: GRPO, batch: Batch) -> Surrogate:
@@ -230,11 +230,11 @@ def test_columns_without_end_fail_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     plain = GRPO.surrogate
     monkeypatch.setattr(GRPO, "surrogate", more)
     assert execute.execute(made) == "failed"
-    assert "a run has at most 64 columns of its loss and of own metrics" in record.known(made.folder)["error"]
+    assert "a run may have at most 64 columns from its loss and own metrics" in record.known(made.folder)["error"]
 
 
 @pytest.mark.usefixtures("mine")
-def test_a_metric_changes_no_other_number(whole: compose.Run, tmp_path: Path) -> None:
+def test_metric_does_not_change_other_numbers(whole: compose.Run, tmp_path: Path) -> None:
     made = planned(tmp_path)
     assert execute.execute(made) == "finished"
     assert made.config_hash == whole.config_hash
@@ -249,7 +249,7 @@ def test_a_metric_changes_no_other_number(whole: compose.Run, tmp_path: Path) ->
 # --- a user's metrics --------------------------------------------------------------------------------
 
 
-def test_an_edited_metric_makes_its_runs_stale_and_another_module_does_not(mine: Path) -> None:
+def test_editing_a_metric_but_not_another_module_makes_runs_stale(mine: Path) -> None:
     (made,) = compose.plan([*SMALL, "algorithm=grpo"])
     facts = execute._facts(made)
     assert provenance.difference(facts) == provenance.Difference(None, None, None)
@@ -264,8 +264,8 @@ def test_an_edited_metric_makes_its_runs_stale_and_another_module_does_not(mine:
 
 
 REFUSED = {
-    "there is a column reward already": METRICS.replace("moved", "reward"),
-    "there is a column above already": METRICS.replace("METRICS = [", "METRICS = [Metric(above), "),
+    "there is already a column reward": METRICS.replace("moved", "reward"),
+    "there is already a column above": METRICS.replace("METRICS = [", "METRICS = [Metric(above), "),
     "over_updates of moved must be mean, largest or least; got 'most'": METRICS.replace("largest", "most"),
     "moved needs a docstring": METRICS.replace('"""Share of routes that changed."""', ""),
     "a metric is a function with a short ASCII name; got '<lambda>'": "{}\nMETRICS = [Metric(lambda update: 1.0)]",
@@ -276,7 +276,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_wrong_metric_is_refused_before_anything_is_written(message: str, mine: Path, refused: Said) -> None:
+def test_invalid_metric_is_refused_before_anything_is_written(message: str, mine: Path, refused: Said) -> None:
     (mine / "my_metrics.py").write_text(REFUSED[message].replace("{}", METRICS))
     said = refused("run", *SMALL)
     assert said.startswith(f"steadymoe: {mine / 'my_metrics.py'}")
@@ -284,13 +284,13 @@ def test_a_wrong_metric_is_refused_before_anything_is_written(message: str, mine
     assert not (mine.parent / "results").exists()
 
 
-def test_a_module_that_hides_behind_another_is_refused(mine: Path) -> None:
+def test_shadowed_module_is_refused(mine: Path) -> None:
     (mine / "my_metrics.py").rename(mine / "my-metrics.py")
-    with pytest.raises(ConfigError, match=r"my-metrics.py has the name of another module, or no module's name"):
+    with pytest.raises(ConfigError, match=r"my-metrics.py is not a valid module name, or shadows another module"):
         own_metrics.load()
 
 
-def test_a_metric_of_a_wrong_shape_fails_the_run_in_one_line(mine: Path) -> None:
+def test_metric_of_the_wrong_shape_fails_the_run_in_one_line(mine: Path) -> None:
     (mine / "my_metrics.py").write_text(METRICS.replace(").double().mean()", ").double()"))
     made = planned(mine.parent)
     assert execute.execute(made) == "failed"
@@ -298,9 +298,7 @@ def test_a_metric_of_a_wrong_shape_fails_the_run_in_one_line(mine: Path) -> None
     assert error.startswith("ValueError: the number moved must be a scalar or have the shape (B, T) = ")
 
 
-def test_odd_columns_in_a_recorded_table_are_no_columns_and_too_many_damage_it(
-    whole: compose.Run, tmp_path: Path
-) -> None:
+def test_odd_columns_are_ignored_and_too_many_damage_a_table(whole: compose.Run, tmp_path: Path) -> None:
     folder = shutil.copytree(whole.folder, tmp_path / "run")
     path = folder / "steps.parquet"
     recorded = pq.read_table(path)
@@ -324,7 +322,7 @@ def test_odd_columns_in_a_recorded_table_are_no_columns_and_too_many_damage_it(
         record.read_table(folder, "steps")
 
 
-def test_the_example_of_the_docs_is_a_metric(mine: Path) -> None:
+def test_example_metric_in_the_docs_works(mine: Path) -> None:
     text = (ROOT / "docs" / "your_algorithm.md").read_text()
     (example,) = re.findall(r"```python\n(from steadymoe\.bench\.training\.own_metrics.*?)```", text, re.DOTALL)
     (mine / "my_metrics.py").write_text(example)
@@ -346,7 +344,7 @@ def test_the_command_line_records_exports_and_refuses_an_edited_metric(mine: Pat
     assert tidy[tidy["metric"] == "loss/rows"]["value"].tolist() == [16.0] * 3
     (mine / "my_metrics.py").write_text(METRICS.replace(" > ", " >= "))
     own_metrics._load.cache_clear()
-    assert "was made by other code of its metrics; add --redo" in refused(*words)
+    assert "was made with other code of its metrics; add --redo" in refused(*words)
 
 
 def test_loggers_get_own_columns(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ FULL += ["glm4_moe_micro", "dense_micro"]
 @pytest.mark.parametrize(
     ("name", "how"), [("micro", "trimmed"), ("micro", "shared"), *((name, "shared and trimmed") for name in FULL)]
 )
-def test_every_family_says_the_same_and_learns_the_same(name: str, how: str, task: Chain) -> None:
+def test_every_family_has_the_same_outputs_and_gradients(name: str, how: str, task: Chain) -> None:
     net = made(name, task)
     assert packing.refusal(net.config) is None
     said, groups_B = sequences()
@@ -85,7 +85,7 @@ def test_every_family_says_the_same_and_learns_the_same(name: str, how: str, tas
     assert_close(found.router_inputs_LBTH[:, mask_BT], plain.router_inputs_LBTH[:, mask_BT], rtol=0, atol=5e-5)
 
 
-def test_layers_that_do_not_see_all_earlier_positions_refuse(task: Chain) -> None:
+def test_layers_without_full_attention_are_refused(task: Chain) -> None:
     for name in ("gpt_oss_micro", "qwen3_next_micro"):
         assert "layers of" in str(packing.refusal(made(name, task).config))
     config = made("micro", task).config
@@ -123,7 +123,7 @@ def test_forced_and_predicted_routes_run_where_they_should(how: str, task: Chain
     assert (by_found.executed_LBFK != by_found.routes_LBFK).any()
 
 
-def test_what_is_fed_is_the_prompt_once_and_each_response_behind_it() -> None:
+def test_shared_rows_hold_the_prompt_once_then_each_response() -> None:
     said, groups_B = sequences()
     fed = packing.shared(said.tokens_BS, said.mask_BS, said.response_width, groups_B, trim=True)
     # The longest prompt has four tokens, the longest response four, whose last is not fed; no more than three share.
@@ -144,7 +144,7 @@ def test_what_is_fed_is_the_prompt_once_and_each_response_behind_it() -> None:
 
 
 @torch.no_grad()
-def test_a_token_sees_its_prompt_and_its_own_response_alone(task: Chain, model: PreTrainedModel) -> None:
+def test_token_attends_only_to_its_prompt_and_response(task: Chain, model: PreTrainedModel) -> None:
     said, groups_B = sequences()
     before = forward(model, said, "fp32", layout=layouts(said, groups_B)["shared"]).logprobs_BT
     for row in range(6):

@@ -21,9 +21,9 @@ REFUSED = {
     "engine=truncated engine.top_k=2.5": "top_k must be a whole number",
     "engine=truncated engine.min_p=-0.1": "min_p must be at least 0 and below 1",
     "engine=truncated engine.min_p=1.0": "min_p must be at least 0 and below 1",
-    "engine=truncated engine.strength=0.5": "strength of truncated is 1, or 0 to keep every token",
+    "engine=truncated engine.strength=0.5": "strength of truncated must be 1, or 0 to keep every token",
     "engine=truncated engine.top_p=1": "keeps every token",
-    "engine=truncated engine.top_k=16": "top_k=16 leaves out nothing of 13 tokens",
+    "engine=truncated engine.top_k=16": "top_k=16 keeps all 13 tokens",
     "engine=truncated engine.strength=0 engine.replay_mask=true": "without truncation there is no mask",
     "engine=truncated engine.top_p=1 engine.replay_mask=true": "keeps every token",
     "engine=bf16 +engine.replay_mask=true": "Rounding has no 'replay_mask'",
@@ -33,13 +33,13 @@ REFUSED = {
     # Routing and the dials of routers.
     "model=dense_tiny routing=r2": "has no routers",
     "model=dense_tiny routing.z_loss=0.1": "has no routers",
-    "routing=off routing.replay=r2": "choose another routing in its place",
+    "routing=off routing.replay=r2": "choose another routing instead",
     "routing=pr2 updates_per_rollout=1": "learns from a rollout's second update on",
     "routing=pr2 routing.predictor_learning_rate=0": "routing.predictor_learning_rate` must be greater than 0",
-    "routing=r2 +routing.lag=2": "routing.lag is a number with routing=lagged; leave it out otherwise",
-    "routing=lagged routing.lag=null": "routing.lag is a number with routing=lagged",
+    "routing=r2 +routing.lag=2": "routing.lag must be set with routing=lagged and left out otherwise",
+    "routing=lagged routing.lag=null": "routing.lag must be set with routing=lagged",
     "routing=lagged steps=2 routing.lag=16": "routing.lag=16: in a run of 16 updates no weights are that old",
-    "routing=off +routing.lag_trigger=3.0": "routing.lag_trigger switches routing=lagged on",
+    "routing=off +routing.lag_trigger=3.0": "routing.lag_trigger requires routing=lagged",
     "model=dense_tiny routing=lagged": "has no routers",
     "model=dense_micro cold_start.aux_loss=0.02": "dense and has no routers: cold_start.aux_loss",
     "model=dense_micro optimizer.router_factor=5": "dense and has no routers: optimizer.router_factor",
@@ -50,11 +50,11 @@ REFUSED = {
     "model=dense_micro +model.config.router_dtype=float32": "router_dtype is for routers",
     "model=deepseek_v3_micro model.config.n_group=3": "n_group=3",
     "model=deepseek_v3_micro model.config.n_shared_experts=-1": "n_shared_experts must be between 0 and",
-    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok is 9 of 8",
+    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok (9) is above the number",
     # Updates.
     "rollout.minibatch_prompts=3 rollout.prompts=32": "means rollout.prompts=24",
     "total_updates=80 steps=30": "means steps=10",
-    "microbatch=4 routing.aux_loss=0.1": "look at a whole mini-batch",
+    "microbatch=4 routing.aux_loss=0.1": "need the whole mini-batch",
     "advantage=leave_one_out_std rollout.responses=2": "at least 3 responses",
     "correction=tis algorithm=grpo algorithm.loss.anchor=rollout": "use correction=none",
     # Dynamic sampling where it would drop what is learned from.
@@ -62,17 +62,17 @@ REFUSED = {
     "algorithm=grpo algorithm.entropy_bonus=0.1 algorithm.sampling.max_rollouts=3": "above 1 drops groups",
     "algorithm=dapo algorithm.kl.coefficient=0.1 algorithm.sampling.max_rollouts=3": "above 1 drops groups",
     # Savings and measurements.
-    "savings.sampler_as_old=5 engine=bf16": "a sampler that is the trainer",
-    "savings.sampler_as_old=5 engine=truncated": "a sampler that is the trainer",
-    "savings.sampler_as_old=5 precision=bf16": "a sampler that is the trainer",
-    "savings.sampler_as_old=5 routing=pr2": "a sampler that is the trainer",
-    "savings.sampler_as_old=5 routing=lagged": "a sampler that is the trainer",
+    "savings.sampler_as_old=5 engine=bf16": "a sampler equal to the trainer",
+    "savings.sampler_as_old=5 engine=truncated": "a sampler equal to the trainer",
+    "savings.sampler_as_old=5 precision=bf16": "a sampler equal to the trainer",
+    "savings.sampler_as_old=5 routing=pr2": "a sampler equal to the trainer",
+    "savings.sampler_as_old=5 routing=lagged": "a sampler equal to the trainer",
     "measure=little probe.largest=4": "measure=little runs no probe: probe.largest=4",
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_run_that_cannot_be_is_refused_in_one_line(words: str) -> None:
+def test_impossible_run_is_refused_in_one_line(words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         compose.plan(words.split())
     assert REFUSED[words] in str(refusal.value)

@@ -28,7 +28,7 @@ def sampled(model: PreTrainedModel, task: Chain, bank_LNK: Tensor | None = None)
     )
 
 
-def test_the_tail_is_the_share_of_the_largest_tokens() -> None:
+def test_tail_is_the_share_of_the_largest_tokens() -> None:
     log_ratio_N = torch.tensor([3.0, -4.0, 0.0, 0.0] + [0.0] * 1996)
     changed_N = torch.zeros(2000, dtype=torch.bool)
     changed_N[0] = True
@@ -41,7 +41,7 @@ def test_the_tail_is_the_share_of_the_largest_tokens() -> None:
     assert tail(torch.zeros(5), changed_N[:5]) == {}
 
 
-def test_relative_steps_are_those_of_the_routers_and_of_the_others(model: PreTrainedModel, task: Chain) -> None:
+def test_relative_steps_cover_routers_and_other_weights(model: PreTrainedModel, task: Chain) -> None:
     probe = UpdateProbe(model, sampled(model, task).sequences, "fp32")
     of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
     for factors in ((1.02, 0.999), (0.97, 1.0)):
@@ -53,7 +53,7 @@ def test_relative_steps_are_those_of_the_routers_and_of_the_others(model: PreTra
         assert steps == pytest.approx([abs(factor - 1) for factor in factors], rel=1e-3), "since the last call"
 
 
-def test_the_largest_tokens_say_where_the_ratio_moved(model: PreTrainedModel, task: Chain) -> None:
+def test_largest_tokens_show_where_the_ratio_moved(model: PreTrainedModel, task: Chain) -> None:
     rollout = sampled(model, task)
     probe, mask_BT = UpdateProbe(model, rollout.sequences, "fp32"), rollout.sequences.response_mask_BT.bool()
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_the_largest_tokens_say_where_the_ratio_moved(model: PreTrainedModel, ta
     assert len(probe.largest(3)) == 3
 
 
-def test_permuted_routes_run_the_experts_of_the_bank(model: PreTrainedModel, task: Chain) -> None:
+def test_permuted_routes_run_experts_from_the_bank(model: PreTrainedModel, task: Chain) -> None:
     """A bank of one token leaves no chance: all tokens run its experts, in sampling as in a forced forward."""
     own = sampled(model, task)
     bank_LNK = own.routes_LBFK[:, own.sequences.route_mask_BF][:, :1]
@@ -102,7 +102,7 @@ def test_permuted_routes_run_the_experts_of_the_bank(model: PreTrainedModel, tas
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_run_records_them_where_they_are_asked_for_and_trains_the_same(tmp_path: Path, dense: bool) -> None:
+def test_route_instruments_do_not_change_training(tmp_path: Path, dense: bool) -> None:
     words = [*SMALL, "model=dense_micro" if dense else "model=micro", "probe.every=1"]
     more = ["probe.largest=4", "evaluation.permuted_routes=true"]
     plain, rich = (planned(tmp_path / name, *words, *extra) for name, extra in (("plain", []), ("rich", more)))

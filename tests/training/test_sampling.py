@@ -63,7 +63,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel) -> Script
 
 
 @pytest.mark.usefixtures("greedy")
-def test_greedy_tokens_and_log_probabilities_are_those_of_generate(lively: PreTrainedModel, task: Chain) -> None:
+def test_greedy_tokens_and_log_probabilities_match_generate(lively: PreTrainedModel, task: Chain) -> None:
     lively = copy.deepcopy(lively)
     with torch.no_grad():
         lively.get_output_embeddings().weight[1] *= 3  # a response ends at about every fourth token, at any weights
@@ -90,7 +90,7 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_generate(lively: PreTr
 
 @pytest.mark.parametrize("prompts", [PROMPTS, [prompt for prompt in PROMPTS if len(prompt) == len(PROMPTS[0])]])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_prompts_kept_once_change_log_probabilities_only_by_rounding(
+def test_prompts_cached_once_change_log_probabilities_only_by_rounding(
     monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain, attention: str, prompts: list[str]
 ) -> None:
     before = lively.config._attn_implementation
@@ -106,7 +106,7 @@ def test_prompts_kept_once_change_log_probabilities_only_by_rounding(
     assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=5e-6, rtol=0)
 
 
-def test_a_model_with_attention_of_its_own_decodes_from_its_own_cache(
+def test_model_with_custom_attention_decodes_from_its_own_cache(
     monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain
 ) -> None:
     monkeypatch.setattr(type(lively), "_supports_attention_backend", False)
@@ -116,7 +116,7 @@ def test_a_model_with_attention_of_its_own_decodes_from_its_own_cache(
     assert_close(ours.logprobs_BT, expected_BT, atol=5e-5, rtol=0)
 
 
-def test_prompts_of_one_token_are_prompts(lively: PreTrainedModel) -> None:
+def test_prompts_may_have_a_single_token(lively: PreTrainedModel) -> None:
     tokens_PW = torch.tensor([[2], [5], [7]])
     encoded = BatchEncoding({"input_ids": tokens_PW, "attention_mask": torch.ones_like(tokens_PW)})
     ours = sample(lively, encoded, 4, -1, 20, torch.Generator().manual_seed(0))  # longer than the first room
@@ -137,7 +137,7 @@ def test_the_sampler_and_the_training_forward_agree_in_log_probabilities_and_rou
     assert torch.equal(again.routes_LBFK, made.routes_LBFK)
 
 
-def test_the_training_forward_is_one_plain_forward_of_each_sequence_alone(lively: PreTrainedModel, task: Chain) -> None:
+def test_training_forward_matches_a_plain_forward_per_sequence(lively: PreTrainedModel, task: Chain) -> None:
     sequences = sampled(lively, task, responses=1).sequences
     batched = trained(lively, sequences)
     for row, (tokens_S, mask_S) in enumerate(zip(sequences.tokens_BS, sequences.mask_BS.bool(), strict=True)):
@@ -168,7 +168,7 @@ def test_prompt_padding_changes_neither_a_log_probability_nor_a_route(lively: Pr
     assert (wide.routes_LBFK[:, :, :5] == NO_ROUTE).all()
 
 
-def test_positions_count_real_tokens_alone_as_a_model_with_learnt_positions_shows(task: Chain) -> None:
+def test_positions_do_not_count_padding(task: Chain) -> None:
     numbers = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.3}
     numbers |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "_target_": "transformers.GPT2Config"}
     gpt2 = build.build(numbers, task.tokenizer, seed=0, device="cpu")
@@ -181,9 +181,7 @@ def test_positions_count_real_tokens_alone_as_a_model_with_learnt_positions_show
 # --- routes ------------------------------------------------------------------------------------------
 
 
-def test_there_is_no_route_on_padding_and_for_the_last_sampled_token_alone(
-    lively: PreTrainedModel, task: Chain
-) -> None:
+def test_only_padding_and_the_last_sampled_token_have_no_route(lively: PreTrainedModel, task: Chain) -> None:
     made = sampled(lively, task)
     width = made.sequences.tokens_BS.shape[1] - made.sequences.response_width
     lengths = made.sequences.response_mask_BT.sum(-1).tolist()
@@ -194,7 +192,7 @@ def test_there_is_no_route_on_padding_and_for_the_last_sampled_token_alone(
             assert ((route_LK >= 0) & (route_LK < 4)).all() if fed else (route_LK == NO_ROUTE).all()
 
 
-def test_routes_that_do_not_fall_on_their_tokens_are_an_error(lively: PreTrainedModel, task: Chain) -> None:
+def test_misplaced_routes_raise(lively: PreTrainedModel, task: Chain) -> None:
     made = sampled(lively, task)
     routes_LBFK = made.routes_LBFK
     check_routes(routes_LBFK, made.sequences)
@@ -227,7 +225,7 @@ def test_a_dense_model_is_sampled_without_routes(task: Chain) -> None:
 # --- what is sampled ---------------------------------------------------------------------------------
 
 
-def test_a_generators_seed_decides_the_rollout(lively: PreTrainedModel, task: Chain) -> None:
+def test_generator_seed_determines_the_rollout(lively: PreTrainedModel, task: Chain) -> None:
     one, same, other = (sampled(lively, task, seed) for seed in (1, 1, 2))
     assert torch.equal(one.sequences.tokens_BS, same.sequences.tokens_BS)
     assert torch.equal(one.logprobs_BT, same.logprobs_BT)
@@ -236,14 +234,14 @@ def test_a_generators_seed_decides_the_rollout(lively: PreTrainedModel, task: Ch
     assert len(set(firsts_B[:4].tolist())) > 1, "responses to one prompt are drawn apart"
 
 
-def test_weights_that_are_not_finite_are_an_error(task: Chain, model: PreTrainedModel) -> None:
+def test_non_finite_weights_raise(task: Chain, model: PreTrainedModel) -> None:
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
     with pytest.raises(FloatingPointError, match="not finite"):
         sampled(model, task)
 
 
-def test_scores_are_of_the_text_and_of_its_end(scripted: Script, task: Chain) -> None:
+def test_score_depends_on_the_text_and_its_end(scripted: Script, task: Chain) -> None:
     script = {  # 3+1 = 4, 4*2 = 2 modulo 6
         "42<eos>": 1.0,
         "52<eos>": 1.0,  # right by luck
@@ -259,7 +257,7 @@ def test_scores_are_of_the_text_and_of_its_end(scripted: Script, task: Chain) ->
     assert scripted(task, ["3+1*2=", "1+1+1="], ["42<eos>", "23<eos>"] * 2).scores_B.tolist() == [1, 0, 0, 1]
 
 
-def test_after_its_end_a_row_is_padding_with_log_probability_zero(scripted: Script, task: Chain) -> None:
+def test_row_is_padding_with_log_probability_0_after_its_end(scripted: Script, task: Chain) -> None:
     made = scripted(task, ["3+1*2="], ["4<eos>", "4235<eos>", "<eos>"])
     assert made.sequences.response_mask_BT.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
     ended_BT = made.sequences.response_mask_BT == 0
@@ -268,7 +266,7 @@ def test_after_its_end_a_row_is_padding_with_log_probability_zero(scripted: Scri
     assert (made.logprobs_BT[~ended_BT] < 0).all()
 
 
-def test_demonstrations_are_laid_out_as_a_rollout_that_sampled_them(scripted: Script, task: Chain) -> None:
+def test_demonstrations_have_the_layout_of_a_rollout(scripted: Script, task: Chain) -> None:
     answers = task.demonstrations(PROMPTS, 0.0, np.random.default_rng(0))
     laid = demonstrate(PROMPTS, answers, task.tokenizer, torch.device("cpu"))
     made = scripted(task, PROMPTS, [f"{answer}<eos>" for answer in answers])

@@ -91,9 +91,7 @@ def test_an_update_is_the_same_with_shared_prompts_and_without(tmp_path: Path, m
     assert_same(trainer(tmp_path, *words), trainer(tmp_path, *words, *OFF))
 
 
-def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropping_finished_responses_does_not_change_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = [*WORDS, "task.spare_tokens=12", "rollout.responses=32", "routing=r3_gates"]
     fed: list[int] = []
     made = trainer(tmp_path, *many)
@@ -113,7 +111,9 @@ def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
     assert_close(ours.router_logprobs_LBTE[:, mask_BT], theirs.router_logprobs_LBTE[:, mask_BT], atol=5e-5, rtol=0)
 
 
-def test_a_model_that_would_answer_otherwise_shares_no_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_are_not_shared_if_log_probabilities_would_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = trainer(tmp_path, *WORDS)
     assert made.learner.forwards.unshared is None
     said = made._rollout("probe", 0, 4, 1)
@@ -129,7 +129,7 @@ def test_a_model_that_would_answer_otherwise_shares_no_prompts(tmp_path: Path, m
     assert "would differ by" in str(made.learner.forwards.unshared)
 
 
-def test_savings_that_cannot_be_made_have_a_reason(tmp_path: Path) -> None:
+def test_unshared_prompts_have_a_reason(tmp_path: Path) -> None:
     for words, reason in (
         ([], None),
         (["savings.share_prompts=false"], "savings.share_prompts is off"),
@@ -139,7 +139,7 @@ def test_savings_that_cannot_be_made_have_a_reason(tmp_path: Path) -> None:
         assert trainer(tmp_path, *words).learner.forwards.unshared == reason
 
 
-def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path) -> None:
+def test_sampler_replaces_the_old_policy_and_is_verified(tmp_path: Path) -> None:
     made = planned(tmp_path, "savings.sampler_as_old=3", "steps=5", *PROPORTIONAL)
     execute.execute(made)
     steps = record.read_table(made.folder, "steps")
@@ -157,7 +157,7 @@ def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path)
     assert abs(steps["grad_norm"].iloc[0] - theirs["grad_norm"].iloc[0]) < 1e-3 * theirs["grad_norm"].iloc[0]
 
 
-def test_a_near_tie_of_a_router_does_not_end_a_run(tmp_path: Path) -> None:
+def test_near_tie_in_a_router_does_not_stop_a_run(tmp_path: Path) -> None:
     """One token in a hundred may be far apart, two may not; nor may the responses of two prompts, but those of one."""
     made = trainer(tmp_path, "savings.sampler_as_old=1")
     rollout, _, old = begun(made)
@@ -182,7 +182,7 @@ def test_a_near_tie_of_a_router_does_not_end_a_run(tmp_path: Path) -> None:
         old_policy.check_sampler(moved(mask_BT), old, len(mask_BT))
 
 
-def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
+def test_measure_little_does_not_change_training(tmp_path: Path) -> None:
     words = ["steps=3", "probe.every=2", "evaluation.every=3", *PROPORTIONAL]
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
@@ -200,7 +200,7 @@ def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
         assert theirs[name].notna().tolist() == [True, False, True], name
 
 
-def test_routes_that_training_needs_are_recorded_however_little_is_measured(tmp_path: Path) -> None:
+def test_measure_little_still_records_routes_needed_for_training(tmp_path: Path) -> None:
     assert not trainer(tmp_path, "measure=little").learner.forwards.records_routes
     for word in ("routing=r2", "routing=r3", "algorithm=rspo", "routing.aux_loss=0.01"):
         made = trainer(tmp_path, "measure=little", word)

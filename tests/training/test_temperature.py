@@ -48,7 +48,7 @@ def expected(made: Trainer, rollout: Rollout, temperature: float) -> tuple[Tenso
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("words", [[], ["savings.share_prompts=false", "microbatch=5"]], ids=["shared", "apart"])
-def test_sampler_old_policy_and_entropy_are_at_the_temperature(
+def test_sampler_old_policy_and_entropy_use_the_temperature(
     tmp_path: Path, temperature: float, words: list[str]
 ) -> None:
     made = trainer(tmp_path, *at(temperature), *words, "algorithm.kl.coefficient=0.1")
@@ -76,7 +76,7 @@ def test_the_ratio_is_exactly_1_in_the_first_update(tmp_path: Path, temperature:
     assert second.overall["token_ratio_variance"] > 0
 
 
-def test_the_gradient_is_that_of_the_logits_over_the_temperature(tmp_path: Path) -> None:
+def test_gradient_is_that_of_logits_divided_by_the_temperature(tmp_path: Path) -> None:
     made = trainer(tmp_path, *at(0.5))
     rollout, minibatches, _ = begun(made)
     part, weights = minibatches[0][0], list(made.model.parameters())
@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_the_logits_over_the_temperature(tmp_path: Path)
             assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
 
 
-def test_tokens_are_drawn_as_often_as_the_temperature_says(tmp_path: Path) -> None:
+def test_token_frequencies_match_the_temperature(tmp_path: Path) -> None:
     made = trainer(tmp_path, *at(0.5), "rollout.responses=4000", "rollout.prompts=2")
     rollout, _, _ = made.sample(1)
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_tokens_are_drawn_as_often_as_the_temperature_says(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("words", [[], ["engine.strength=0.0"]], ids=["hotter", "exact"])
-def test_the_temperature_of_an_engine_is_relative(tmp_path: Path, words: list[str]) -> None:
+def test_engine_temperature_is_relative(tmp_path: Path, words: list[str]) -> None:
     made = trainer(tmp_path, *at(0.5), "engine=temperature", *words)
     rollout, _, old = begun(made)
     factor = 1 + made.sampler.engine.strength
@@ -116,7 +116,7 @@ def test_the_temperature_of_an_engine_is_relative(tmp_path: Path, words: list[st
     assert_close(old.logprobs_BT * rollout.sequences.response_mask_BT, trained_BT, atol=2e-4, rtol=0)
 
 
-def test_a_truncation_is_of_the_distribution_at_the_temperature(tmp_path: Path) -> None:
+def test_truncation_applies_after_the_temperature(tmp_path: Path) -> None:
     made = trainer(tmp_path, *at(3.0), "engine=truncated", "engine.top_p=0.6", "engine.replay_mask=true")
     rollout, _, old = begun(made)
     _, mask_BT = responses(rollout)
@@ -130,7 +130,7 @@ def test_a_truncation_is_of_the_distribution_at_the_temperature(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("engine", ["exact", "temperature"])
-def test_a_centred_score_has_mean_0_under_the_sampler_at_the_temperature(tmp_path: Path, engine: str) -> None:
+def test_centred_score_has_mean_0_at_the_temperature(tmp_path: Path, engine: str) -> None:
     """With one advantage for all tokens, the expected gradient over the sampler's draws vanishes.
 
     The head holds the whole vocabulary: Σ_v q_v ∇log p_v is subtracted exactly if q is the sampler's distribution.
@@ -168,7 +168,7 @@ def test_a_centred_score_has_mean_0_under_the_sampler_at_the_temperature(tmp_pat
     assert mean_gradient(q_BTK.square() / q_BTK.square().sum(-1, keepdim=True)) > 1e-2  # another sampler
 
 
-def test_probes_and_replay_columns_are_at_the_temperature(tmp_path: Path) -> None:
+def test_probes_and_replay_columns_use_the_temperature(tmp_path: Path) -> None:
     made = trainer(tmp_path, *at(0.5), "routing=r3", *PROPORTIONAL, "probe.fraction=1.0")
     rollout, minibatches, old = begun(made)
     probe, measured = made.probe(1, rollout, old, old)
@@ -185,7 +185,7 @@ def test_probes_and_replay_columns_are_at_the_temperature(tmp_path: Path) -> Non
     assert_close(columns["log_ratio_moment_free"], moved_BT[mask_BT].square().mean(), atol=1e-9, rtol=1e-2)
 
 
-def test_an_audits_rollouts_are_at_the_temperature_and_held_out_accuracy_at_1(tmp_path: Path) -> None:
+def test_audit_rollouts_use_the_temperature_but_evaluation_stays_at_1(tmp_path: Path) -> None:
     assert trainer(tmp_path, *at(3.0)).evaluate(1) == trainer(tmp_path, *LIVELY).evaluate(1)
     made = trainer(tmp_path, *at(0.5))
     rollout = rollouts.respond(made, ["1+1="], "audit", 0, 0)
@@ -193,7 +193,7 @@ def test_an_audits_rollouts_are_at_the_temperature_and_held_out_accuracy_at_1(tm
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.3, 30.0])
-def test_the_sampler_stands_in_for_the_old_policy_at_any_temperature(tmp_path: Path, temperature: float) -> None:
+def test_sampler_replaces_the_old_policy_at_any_temperature(tmp_path: Path, temperature: float) -> None:
     words = [f"rollout.temperature={temperature}", "savings.sampler_as_old=1", "steps=2", *PROPORTIONAL]
     made = planned(tmp_path, *words)
     assert execute.execute(made) == "finished"
@@ -210,7 +210,7 @@ def test_the_sampler_stands_in_for_the_old_policy_at_any_temperature(tmp_path: P
         old_policy.check_sampler(hot, old, 8, temperature)
 
 
-def test_a_run_at_a_temperature_resumes_and_is_another_run(tmp_path: Path) -> None:
+def test_run_at_a_temperature_resumes_and_has_its_own_hash(tmp_path: Path) -> None:
     made = assert_resumes(tmp_path, 4, "rollout.temperature=0.7")
     steps = record.read_table(made.folder, "steps")
     assert (steps["rollout_kl_k3"] < 1e-8).all()

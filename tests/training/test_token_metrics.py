@@ -60,7 +60,7 @@ def test_ratio_columns_closed_form() -> None:
     )
 
 
-def test_clip_fractions_are_shares_of_response_tokens_and_padding_counts_nowhere() -> None:
+def test_clip_fractions_are_shares_of_response_tokens_without_padding() -> None:
     columns, _ = of_update(
         [[0.0, 0.0, 0.0], [0.0]],
         clipped_low_BT=[[True, False, False], [True, True, True]],
@@ -81,7 +81,7 @@ def test_the_histogram_counts_every_response_token_in_its_bin() -> None:
     assert of_update([[-5.0]])[1]["token_ratio_histogram"].tolist() == [1] + [0] * 41
 
 
-def test_a_responses_log_ratio_variance_is_around_its_own_mean_and_counted_once() -> None:
+def test_log_ratio_variance_of_a_response_is_around_its_own_mean() -> None:
     # Var_i: 0 (equal ratios, whatever their size), 0.01 = ((0.1)² + (0.1)²)/2 around 0.5, 4 around 0.
     log_ratios = [[3.0, 3.0, 3.0], [0.4, 0.6], [2.0, -2.0]]
     counts = of_update(log_ratios)[1]["sequence_log_ratio_variance_histogram"]
@@ -119,13 +119,13 @@ def test_mismatch_closed_form() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "is_outside"), [(0.899, 1), (0.901, 0), (1.099, 0), (1.101, 1)])
-def test_a_ratio_is_outside_below_nine_tenths_and_above_eleven(ratio: float, is_outside: int) -> None:
+def test_ratio_outside_0_9_to_1_1_is_counted(ratio: float, is_outside: int) -> None:
     old_BT = torch.full((1, 2), -1.0) + math.log(ratio)
     columns = token_metrics.of_mismatch(torch.full((1, 2), -1.0), old_BT, torch.ones(1, 2))
     assert columns["rollout_outside_share"] == is_outside
 
 
-def test_equal_policies_have_mismatch_exactly_zero() -> None:
+def test_equal_policies_have_exactly_zero_mismatch() -> None:
     logprobs_BT = torch.tensor([[-1.3, -0.2]])
     columns = token_metrics.to_floats(token_metrics.of_mismatch(logprobs_BT, logprobs_BT, torch.ones(1, 2)))
     assert columns.pop("rollout_ess") == columns.pop("rollout_ratio_mean") == 1
@@ -167,12 +167,12 @@ def test_a_response_without_tokens_has_no_weight() -> None:
     assert whole == token_metrics.to_floats(of(rollout_BT[:2], (rollout_BT + delta_BT)[:2], mask_BT[:2]))
 
 
-def test_a_step_has_the_mean_of_its_updates_but_the_largest_of_a_maximum() -> None:
+def test_step_averages_its_updates_but_keeps_maxima() -> None:
     rows = [{"step": 3, "update": u, "token_ratio_max": m, "ess": e} for u, m, e in ((1, 5.0, 0.9), (2, 2.0, 0.5))]
     assert token_metrics.of_step(rows) == pytest.approx({"token_ratio_max": 5.0, "ess": 0.7})
 
 
-def test_a_step_takes_columns_that_some_updates_lack_and_shares_from_mean_moments() -> None:
+def test_step_handles_missing_columns_and_moments() -> None:
     rows = [
         {"router_shift_min": 0.9, "log_ratio_moment_free": 1e-6, "log_ratio_moment_pinned": 0.0, "routing_share": 1.0},
         {"router_shift_min": 0.7, "log_ratio_moment_free": 1.0, "log_ratio_moment_pinned": 0.5, "routing_share": 0.5},
@@ -272,7 +272,7 @@ def test_attribution_closed_form() -> None:
     assert "log_ratio_moment_changed" not in still
 
 
-def test_drift_looks_at_the_position_before_a_response_token_and_nowhere_else() -> None:
+def test_drift_reads_only_positions_that_precede_response_tokens() -> None:
     new_LBFK = OLD_LBFK.clone()
     new_LBFK[:, :, 0] = 3  # within the prompt
     new_LBFK[:, 1, 2] = 3  # what predicts padding
@@ -281,7 +281,7 @@ def test_drift_looks_at_the_position_before_a_response_token_and_nowhere_else() 
     assert routing_drift.change(OLD_LBFK, new_LBFK, MASK_BT).any_layer == pytest.approx(1 / 3)
 
 
-def test_drift_of_a_token_without_a_route_is_an_error() -> None:
+def test_drift_of_a_token_without_a_route_raises() -> None:
     lost_LBFK = OLD_LBFK.clone()
     lost_LBFK[1, 1, 1] = NO_ROUTE
     for old_LBFK, new_LBFK in ((OLD_LBFK, lost_LBFK), (lost_LBFK, OLD_LBFK)):
@@ -290,7 +290,7 @@ def test_drift_of_a_token_without_a_route_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("other_LBFK", [OLD_LBFK[:1], OLD_LBFK[:, :, 1:], OLD_LBFK[..., :1]])
-def test_drift_of_recordings_of_different_shapes_is_an_error(other_LBFK: Tensor) -> None:
+def test_drift_between_recordings_of_different_shapes_raises(other_LBFK: Tensor) -> None:
     with pytest.raises(ValueError, match="different shapes"):
         routing_drift.change(OLD_LBFK, other_LBFK, MASK_BT)
 
@@ -303,7 +303,7 @@ def test_load_even_uneven_and_on_one_expert() -> None:
     assert_close(load.max_violation_L, torch.tensor([0.0, 1.0, 3.0]))
 
 
-def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
+def test_load_counts_response_tokens_and_unused_experts() -> None:
     load = routing_drift.load(OLD_LBFK, MASK_BT, experts=8)  # [0, 1], [2, 3], [2, 3]
     shares = [1 / 6, 1 / 6, 2 / 6, 2 / 6]
     entropy = -sum(share * math.log(share) for share in shares) / math.log(8)
@@ -315,7 +315,7 @@ def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
 # --- seeds -------------------------------------------------------------------------------------------
 
 
-def test_every_seed_stage_and_step_draws_its_own_numbers_and_draws_them_again() -> None:
+def test_seed_stage_and_step_determine_the_draws() -> None:
     places = [(0, "rollout", 1), (1, "rollout", 1), (0, "evaluation", 1), (0, "rollout", 2), (1, "1x", 1), (11, "x", 1)]
 
     def drawn() -> list[float]:

@@ -28,7 +28,7 @@ REPLAY = [*WORDS, "engine.replay_mask=true"]
     ("top_p", "top_k", "min_p"),
     [(0.8, 0, 0.0), (0.3, 0, 0.0), (1.0, 3, 0.0), (1.0, 0, 0.2), (0.8, 5, 0.0), (0.8, 0, 0.2), (0.7, 5, 0.1)],
 )
-def test_the_kept_tokens_are_those_of_transformers_warpers(top_p: float, top_k: int, min_p: float) -> None:
+def test_kept_tokens_match_transformers_warpers(top_p: float, top_k: int, min_p: float) -> None:
     logprobs_BV = torch.randn(500, 16, generator=torch.Generator().manual_seed(0)).mul(2).log_softmax(-1)
     scores_BV, ids = logprobs_BV, torch.zeros(500, 1, dtype=torch.long)
     for warper in (
@@ -42,7 +42,7 @@ def test_the_kept_tokens_are_those_of_transformers_warpers(top_p: float, top_k: 
     assert kept_BV.sum(-1).unique().numel() > 1 or top_k
 
 
-def test_the_kept_tokens_by_hand() -> None:
+def test_kept_tokens_match_hand_computed_examples() -> None:
     logprobs_BV = torch.tensor([[0.1, 0.5, 0.25, 0.15], [0.25, 0.25, 0.25, 0.25]]).log()
     by_hand = {
         Truncated(top_p=0.4): [[0, 1, 0, 0], [1, 1, 0, 0]],  # of equal probabilities the first
@@ -118,7 +118,7 @@ def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_
     [[*REPLAY, "algorithm=dapo", "rollout.responses=3"], ["engine=weight_noise", "engine.strength=0.1"]],
     ids=["mask", "noise"],
 )
-def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path, words: list[str]) -> None:
+def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, words: list[str]) -> None:
     steps = record.read_table(assert_resumes(tmp_path, 4, *words).folder, "steps")
     replays = words[0] == "engine=truncated"
     assert (abs(steps["rollout_ratio_mean"] - 1) < 1e-5).all() == replays
@@ -126,7 +126,7 @@ def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path, words: list[str]) -> N
     assert (steps["prompts_sampled"] > 4).any() == replays  # groups of several rollouts
 
 
-def test_only_the_audited_rollout_of_an_audit_is_truncated(tmp_path: Path) -> None:
+def test_audit_truncates_only_the_audited_rollout(tmp_path: Path) -> None:
     made = trainer(tmp_path, *REPLAY)
     audited, fresh = (rollouts.respond(made, ["1+1="], "audit", 0, 0, by_engine=each) for each in (True, False))
     assert audited.kept_BTV is not None
@@ -137,7 +137,7 @@ def test_only_the_audited_rollout_of_an_audit_is_truncated(tmp_path: Path) -> No
     assert_close(fresh.logprobs_BT[mask_BT], plain[mask_BT], atol=1e-4, rtol=0)
 
 
-def test_masks_count_towards_memory(tmp_path: Path) -> None:
+def test_masks_count_towards_the_memory_bound(tmp_path: Path) -> None:
     words = ["model=micro", "task=chain", "cold_start.batch_size=1", f"results_dir={tmp_path}"]
     task = trainer(tmp_path, *WORDS).task
     (made,), (without,) = (compose.plan([*REPLAY, *more, *words]) for more in ([], ["engine.replay_mask=false"]))

@@ -138,7 +138,7 @@ def reference(lines: Mapping[str, Look]) -> str:
 
 
 def _variant(name: str, algorithm: str) -> str:
-    """Return the words in the name of a line besides its algorithm; "" for the plain algorithm."""
+    """Return the words in the name of a line other than its algorithm; "" for the plain algorithm."""
     rest, (base, _, preset) = name.casefold().replace(" ", "_"), algorithm.casefold().partition("@")
     rest = rest.removeprefix(algorithm.casefold()).removeprefix(base)
     return f"{preset}_{rest.strip('_')}".strip("_")
