@@ -205,7 +205,14 @@ def test_trigger_switches_between_free_and_lagged_routing(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("trigger", ["null", "1.02"])
 def test_stopped_run_resumes_with_old_weights_and_trigger_state(tmp_path: Path, trigger: str) -> None:
-    words = [*FAST, "routing=lagged", "routing.lag=6", f"routing.lag_trigger={trigger}", "routing.bias_speed=0.01"]
+    words = [
+        "updates_per_rollout=4",
+        "optimizer.learning_rate=1e-3",
+        "routing=lagged",
+        "routing.lag=6",
+        f"routing.lag_trigger={trigger}",
+        "routing.bias_speed=0.01",
+    ]
     whole = assert_resumes(tmp_path, 5, *words)
     lagged = record.read_table(whole.folder, "updates")["routing_lagged"]
     assert set(lagged) == ({1.0} if trigger == "null" else {0.0, 1.0})
