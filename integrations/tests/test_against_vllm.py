@@ -105,7 +105,7 @@ def test_factors_are_per_seed_and_the_verdict_over_all_seeds() -> None:
     is_route = made["quantity"] == "changed experts"
     made["value"] = made["value"].mask((made["engine"] == "vllm fp32") & is_route, 0.0)
     engines.gate(made)
-    with pytest.raises(SystemExit, match="not the trainer"):
+    with pytest.raises(SystemExit, match="does not match the trainer"):
         engines.gate(made.assign(value=1.0))
     one_route = made.assign(value=made["value"].mask((made["engine"] == "vllm fp32") & is_route, 1e-4))
     with pytest.raises(SystemExit, match=r"0\.01% of the experts differ"):

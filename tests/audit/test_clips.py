@@ -169,7 +169,7 @@ def test_clips_only_audit_takes_no_gradients_and_is_reported(tmp_path: Path, ran
     assert of_checkpoint["command"].startswith("steadymoe audit ")
     assert {"revision", "versions", "machine", "config", "audit_hash"} <= set(of_checkpoint)
     (kept.parent / "audits.json").unlink()
-    with pytest.raises(Damaged, match="there is no"):
+    with pytest.raises(Damaged, match="is missing; it records how"):
         archive.load(tmp_path / "kept", "tiny")
     archive.keep(tmp_path, "tiny", tmp_path / "kept")
     report.write(tmp_path / "kept", "tiny", formats=[])

@@ -141,7 +141,7 @@ def test_foreign_files_in_an_entry_are_refused(tmp_path: Path) -> None:
     [
         (lambda table: table.assign(sampled=1.5), "out of bounds"),
         (lambda table: table.assign(dial="speed"), "must have the dial rate"),
-        (lambda table: table[table["loss"] == "mine"], "beside grpo"),
+        (lambda table: table[table["loss"] == "mine"], "must have mine and grpo"),
         (lambda table: pd.concat([table, table.assign(loss="vespo")]), "no other loss"),
         (lambda table: table.drop(columns="seed"), "cannot be read"),
         (lambda table: table.assign(sampled="high"), "cannot be read"),
