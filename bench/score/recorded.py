@@ -69,7 +69,8 @@ def _note(made: dict[str, Any], dial: Dial, runs: pd.DataFrame, loss: str) -> No
     started = regular_files.read_json(Path(last["folder"]) / "run.json")["started"]
     facts = {key: str(last[key]) for key in ("machine", "revision", "versions")} | {"date": str(started)[:10]}
     if set(ours["seed"]) <= set(REPEATED):
-        made["also"][f"seeds {min(REPEATED)} to {max(REPEATED)}"] = facts
+        of = "" if dial == RATE else f" of {dial.name}"
+        made["also"][f"seeds {min(REPEATED)} to {max(REPEATED)}{of}"] = facts
         return
     if loss == REFERENCE:
         values = ours[dial.column].astype(float).map("{:g}".format)
