@@ -82,7 +82,7 @@ def test_history_lists_each_new_leader(tmp_path: Path) -> None:
     assert found["loss"].tolist() == [first, "early"]
     assert found["since"].tolist()[1] == "2026-01-01"
     board.write_board(tmp_path)
-    assert "## The best so far" in (tmp_path / "board.md").read_text()
+    assert "## The highest estimate so far" in (tmp_path / "board.md").read_text()
 
 
 def test_board_has_at_most_seven_columns_besides_the_kind(tmp_path: Path) -> None:
