@@ -34,19 +34,19 @@ _VERIFIED = "verified.json"
 # The losses of the picture, beside the two anchors.
 _SHOWN = (*ANCHORS, "grpo_unclipped", "vespo")
 CAPTION = (
-    f"Each number: the value of a dial where a loss's mean held-out accuracy first falls below the line, in "
-    f"multiples of {REFERENCE}'s, with an uncorrected 95 % interval over paired seeds. The line: the start plus {SHARE:.0%} of what "
-    f"{REFERENCE} gains at its best value of the dial. Rate: the learning rate, at 64 updates per rollout. Staleness: updates per rollout, at "
-    f"four times {REFERENCE}'s best rate, where stale data do harm. Mismatch: noise on the sampler's weights, at each "
-    "loss's best rate. > 2: never below the line on the grid. –: never reaches the line. *: differs from 1 (t test on "
-    "the logarithm, Holm-corrected over all losses on the dial). n: seeds on the rate's dial, above five added after a "
-    "look at the first; the other dials have five or more. Sampled and greedy: accuracy at the best rate, on the seeds all losses share; they helped choose the rate, "
-    "which biases it upwards, so it is not ranked. Headroom: the two factors of the rate's number: the loss's best "
-    f"rate over {REFERENCE}'s (the top of a parabola through its highest level and both neighbours), and how far "
-    "beyond that rate it goes. Smaller steps at every rate raise only the first. –: a best rate is at an end of the "
-    "grid, or the curve never falls below the line. "
-    f"A loss has the advantage of {REFERENCE}; a recipe has another, or corrections. "
-    "With state: a loss that remembers other batches and so can hide a schedule."
+    "Each number: the value of a dial where a loss's mean held-out accuracy first falls below the line, in "
+    f"multiples of {REFERENCE}'s, with an uncorrected 95 % interval over paired seeds. The line: the start plus "
+    f"{SHARE:.0%} of what {REFERENCE} gains at its best value of the dial. Rate: the learning rate, at 64 updates "
+    f"per rollout. Staleness: updates per rollout, at four times {REFERENCE}'s best rate, where stale data do harm. "
+    "Mismatch: noise on the sampler's weights, at each loss's best rate. > 2: never below the line on the grid. –: "
+    "never reaches the line. *: differs from 1 (t test on the logarithm, Holm-corrected over all losses on the "
+    "dial). n: seeds on the rate's dial, above five added after a look at the first; the other dials have five or "
+    "more. Sampled and greedy: accuracy at the best rate, on the seeds all losses share; they helped choose the "
+    "rate, which biases it upwards, so it is not ranked. Headroom: the two factors of the rate's number: the loss's "
+    f"best rate over {REFERENCE}'s (the top of a parabola through its highest level and both neighbours), and how "
+    "far beyond that rate it goes. Smaller steps at every rate raise only the first. –: a best rate is at an end of "
+    f"the grid, or the curve never falls below the line. A loss has the advantage of {REFERENCE}; a recipe has "
+    "another, or corrections. With state: a loss that remembers other batches and so can hide a schedule."
 )
 
 
