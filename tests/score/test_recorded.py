@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from committed import assert_same
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, ttest_1samp
 from scipy.stats import t as student
 
 from steadymoe.bench.report import archive, joined, write
@@ -92,6 +92,47 @@ def test_repeated_mismatch_matches_its_runs() -> None:
     xeon = pd.concat([outcomes.of_steps(ours, MISMATCH, loss) for loss, ours in steps.groupby("algorithm")])
     assert (xeon.groupby("seed")["start"].nunique() == 1).all()
     assert f"on the Xeon: {bearable.borne(MISMATCH.levels(xeon), 'sapo', MISMATCH.at)[0]}." in section
+
+
+def test_router_table_matches_its_runs() -> None:
+    steps = archive.load(RULER, "bearable_routers")["steps"].sort_values("step")
+    of = {
+        metric: steps[steps["metric"] == metric].groupby(["arm", "seed"])["value"].agg(["first", "last"]).unstack(0)
+        for metric in ("eval_accuracy", "eval_greedy", "eval_accuracy_permuted")
+    }
+    measured = archive.load(RULER, "bearable_routers_measured")["steps"]
+    relative = measured.groupby(["metric", "arm"])["value"].mean()
+    section = (RULER / "README.md").read_text().partition("## How fast may routers step?")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in section.splitlines() if " | 0." in row]
+    assert len(rows) == 6
+    base, pvalues = "", []
+    for size, factor, rate, step, start, sampled, apart, greedy, apart_greedy, n in rows:
+        scale = {"flat": "0.1", "natural": "1.0"}[size]
+        arm = f"grpo router_scale={scale} learning_rate={float(rate)} router_factor={float(factor)}"
+        base = base if apart else arm
+        assert f"{of['eval_accuracy']['first'][arm].mean():.3f}" == start
+        for metric, level, difference in (("eval_accuracy", sampled, apart), ("eval_greedy", greedy, apart_greedy)):
+            ends = of[metric]["last"]
+            assert f"{ends[arm].mean():.3f}" == level
+            assert str(ends[arm].count()) == n
+            if difference:
+                paired = over_seeds((ends[arm] - ends[base]).dropna().tolist())
+                shown = f"{paired.mean:.3f} [{paired.low:.3f}, {paired.high:.3f}]"
+                assert shown.replace("-", "−") == difference
+        if apart:
+            ends = of["eval_accuracy"]["last"]
+            pvalues.append(ttest_1samp((ends[arm] - ends[base]).dropna(), 0).pvalue)
+        if step:
+            routers, others = (relative[f"relative_step_{name}"] for name in ("routers", "others"))
+            alike = f"grpo router_scale={scale} router_factor={float(factor)}"
+            assert f"{routers[alike] / others[alike]:.2g}" == step
+    assert all(is_decided(p, 5) for p in holm(pvalues))
+    ends = of["eval_accuracy"]["last"]
+    arms = [f"grpo router_scale={scale} learning_rate=0.0001 router_factor={scale}" for scale in ("1.0", "0.1")]
+    apart = over_seeds((ends[arms[0]] - ends[arms[1]]).tolist())
+    assert f"natural minus flat {apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]".replace("-", "−") in section
+    permuted = of["eval_accuracy_permuted"]["last"].mean()
+    assert f"{permuted.min():.3f} to {permuted.max():.3f}" in section
 
 
 def first_seeds() -> pd.DataFrame:
