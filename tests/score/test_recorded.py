@@ -40,6 +40,29 @@ def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
     assert gains.max() <= gain / 4
 
 
+@pytest.mark.parametrize(("name", "place"), [("selection", 0), ("long", 1)])
+def test_gate_v8_fails_where_sharpening_alone_gains_too_much(name: str, place: int) -> None:
+    section = (RULER / "README.md").read_text().partition("**V8 fails")[2].partition("\n## ")[0]
+    gains = {}
+    for experiment in (f"controls_{name}", f"bearable_{name}"):
+        steps = archive.load(RULER, experiment)["steps"]
+        steps = steps[(steps["algorithm"] != "grpo") | (steps["learning_rate"] == 1e-4)].sort_values("step")
+        for metric in ("eval_accuracy", "eval_greedy"):
+            ends = steps[steps["metric"] == metric].groupby(["algorithm", "learning_rate", "seed"])["value"]
+            by_arm = (ends.last() - ends.first()).groupby(["algorithm", "learning_rate"]).mean()
+            gains |= {(experiment.partition("_")[0], metric, *arm): gain for arm, gain in by_arm.items()}
+    rows = {"GRPO": ("bearable", "grpo", 1e-4), "shuffled rewards": ("controls", "grpo", 1e-4)}
+    rows |= {f"sharpening, {rate}": ("controls", "sharpening", float(rate)) for rate in ("1e-6", "4e-6", "1.6e-5")}
+    for words, (kind, algorithm, rate) in rows.items():
+        (row,) = [line for line in section.splitlines() if line.startswith(f"| {words} |")]
+        cells = [f"{gains[kind, metric, algorithm, rate]:.3f}" for metric in ("eval_accuracy", "eval_greedy")]
+        assert [cell.strip().replace("−", "-") for cell in row.split("|")[2 + 2 * place : 4 + 2 * place]] == cells
+    most = max(gain for (kind, metric, *_), gain in gains.items() if (kind, metric) == ("controls", "eval_accuracy"))
+    share = most / gains["bearable", "eval_accuracy", "grpo", 1e-4]
+    assert share > 0.25
+    assert f"{share:.0%}".replace("%", " %") in section
+
+
 def test_advantage_table_matches_the_runs() -> None:
     """Of ``experiment=advantage``: mean at the end, and the paired difference from GRPO's own advantage."""
     steps = archive.load(RULER, "advantage")["steps"]
