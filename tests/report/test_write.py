@@ -59,9 +59,10 @@ def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
 
 
 def test_multiples_sort_by_their_number() -> None:
-    shown = ["> 10.60", "2.02 [1.79, 2.28] *", "0.24 [0.00, > grid]", "1.00", "not run", "–", "2 or 3", "dapo"]
-    cells = write._cells(pd.DataFrame({"staleness": shown}))
-    assert [cell["number"] for (cell,) in cells] == [10.6, 2.02, 0.24, 1.0, "", "", "", ""]
+    numbers = {"> 10.60": 10.6, "2.02 [1.79, 2.28] *": 2.02, "0.24 [0.00, > grid]": 0.24, "5e-05": 5e-5, "256": 256.0}
+    others = ["not run", "–", "2 or 3", "dapo", "2026-11-26", "12345e678", "356346721234"]
+    cells = write._cells(pd.DataFrame({"staleness": [*numbers, *others]}))
+    assert [cell["number"] for (cell,) in cells] == [*numbers.values(), *[""] * len(others)]
 
 
 def test_names_never_become_spreadsheet_formulas(tmp_path: Path) -> None:
