@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from steadymoe.bench.audit import clips, estimators, gradients, losses, rollouts
@@ -80,7 +79,6 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
     ``configs`` are those of the losses, by label. Raises ColdStartError if the cold start misses its band,
     FloatingPointError where the policy of the drift is not finite, and ValueError if the task has too few prompts.
     """
-    torch.set_num_threads(config.threads)
     task, model, facts = execute.at_start(config, lambda *_: None)
     trainer = execute.trainer_at_start(model, task, config)
     log(f"the model is at its start ({', '.join(f'{key} {value}' for key, value in facts.items())})")

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import Timeout
 from hydra.utils import instantiate
 from transformers import PreTrainedModel
@@ -17,7 +16,7 @@ from steadymoe.bench.runs.record import Record
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.statistics.collapse import Rule, judge
 from steadymoe.bench.support import blame, processes
-from steadymoe.bench.support.seeding import derive
+from steadymoe.bench.support.seeding import derive, repeatable
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint, cold_start, own_metrics, samples
@@ -58,7 +57,6 @@ def execute(run: compose.Run) -> str:
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
     need_device(config.device)
-    torch.set_num_threads(config.threads)
     resume_from = _resume_from(recorded)
     recorded.begin(resume_from)
     samples.keep_until(recorded.folder, resume_from)
@@ -109,6 +107,7 @@ def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, Pre
 
     ``on_check`` is told of every check of a cold start that is made now. Raises ColdStartError if it misses its band.
     """
+    repeatable(config.device, config.threads)
     task: Task = instantiate(config.task)
     if "path" in config.model:
         task.tokenizer = pretrained.load_tokenizer(config.model["path"])

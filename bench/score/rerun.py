@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO
 
 import pandas as pd
-import torch
 from transformers import PreTrainedModel
 
 from steadymoe.bench.check.properties import KEEPS_STATE
@@ -148,7 +147,6 @@ def _measured(runs: Sequence[Run], reference: Sequence[Run], loss: str, drawn: i
     rows = []
     for run in runs:
         config = configs[run.config.seed]
-        torch.set_num_threads(config.threads)
         task, model, _ = execute.at_start(config, lambda *_: None)
         row = {"dial": RATE.name, "loss": loss, "algorithm": run.choices["algorithm"], "seed": config.seed}
         row |= {"rate": run.config.optimizer.learning_rate, "value": run.config.optimizer.learning_rate}

@@ -5,6 +5,7 @@ as a fresh cold start, and an interrupted run the same numbers as an uninterrupt
 """
 
 import hashlib
+import os
 
 import numpy as np
 import torch
@@ -24,3 +25,15 @@ def torch_generator(seed: int, stage: str, step: int = 0, device: str = "cpu") -
 def numpy_generator(seed: int, stage: str, step: int = 0) -> np.random.Generator:
     """Return a generator for tasks and statistics, seeded with ``derive(seed, stage, step)``."""
     return np.random.default_rng(derive(seed, stage, step))
+
+
+def repeatable(device: str, threads: int) -> None:
+    """Let torch compute with ``threads`` threads and, where ``device`` is cuda, with deterministic kernels.
+
+    An operation that has no such kernel warns.
+    """
+    torch.set_num_threads(threads)
+    if device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, by the first product on the GPU
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False

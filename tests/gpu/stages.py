@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.bench.report import write
 from steadymoe.bench.runs import provenance
+from steadymoe.bench.support.seeding import repeatable
 from steadymoe.bench.training.forward import Sequences, forward
 from steadymoe.integrations import speed
 from steadymoe.models import build, megablocks
@@ -149,6 +150,7 @@ def main(results: Path, device: str = "cuda") -> int:
     if device == "cuda" and not torch.cuda.is_available():
         print("make gpu: torch finds no GPU here, so there is nothing to measure", file=sys.stderr)
         return 2
+    repeatable(device, torch.get_num_threads())
     machine = provenance.machine(device, torch.get_num_threads())
     for number, (name, stage) in enumerate(STAGES.items(), 1):
         if (results / "tables" / f"{name}.md").exists():
