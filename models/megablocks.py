@@ -70,7 +70,7 @@ def _forward(experts: Any, hidden_NH: Tensor, indices_NK: Tensor, weights_NK: Te
     else:
         rows = experts.act_fn(product("up_proj", rows))
     rows = product("down_proj", rows)
-    if experts.has_post_expert_norm:
+    if getattr(experts, "has_post_expert_norm", False):  # transformers 5.17 has no such attribute
         rows = experts.post_expert_norm(rows)
     return ops.scatter(rows, source_R, expert_R, weights_NK.flatten(), ends_E, top_k).to(hidden_NH.dtype)
 

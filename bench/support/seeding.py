@@ -30,10 +30,13 @@ def numpy_generator(seed: int, stage: str, step: int = 0) -> np.random.Generator
 def repeatable(device: str, threads: int) -> None:
     """Let torch compute with ``threads`` threads and, where ``device`` is cuda, with deterministic kernels.
 
-    An operation that has no such kernel warns.
+    An operation that has no such kernel warns. Attention takes its plain form, in products and a softmax: the fused
+    backwards are not deterministic.
     """
     torch.set_num_threads(threads)
     if device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, by the first product on the GPU
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
+        for fused in ("flash", "mem_efficient", "cudnn"):
+            getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
