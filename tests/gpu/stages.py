@@ -1,8 +1,8 @@
 """What needs a GPU, in three stages of a few minutes: ``make gpu``, ``python tests/gpu/stages.py results/gpu``.
 
 ``experts`` times the back ends of experts, ``training`` times rollout steps beside TRL, ``suite`` makes one run of
-the quick start and the tests marked ``gpu``. A stage whose table exists is not repeated, so a session that ends early is
-no loss. No stage needs a network. Without a GPU the program says so and ends with code 2.
+the quick start and the tests marked ``gpu``. A stage whose table exists is not repeated, so a session that ends early
+is no loss. No stage needs a network. Without a GPU the program says so and ends with code 2.
 """
 
 import itertools
