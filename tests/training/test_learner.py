@@ -361,7 +361,8 @@ def test_run_records_its_decaying_rate_and_clipped_gradients(tmp_path: Path) -> 
     updates = record.read_table(run.folder, "updates")
     count = len(updates)
     assert updates["learning_rate"].tolist() == pytest.approx([1e-3 * (count - k) / count for k in range(count)])
-    assert (updates["norm_cut"] == 1).all()
+    assert (updates["norm_cut"] == (updates["grad_norm"] > 1e-3)).all()  # a mini-batch without a signal has no gradient
+    assert updates["norm_cut"].any()
     wide = planned(tmp_path, "optimizer.max_grad_norm=1e6", "experiment_name=wide")
     assert execute.execute(wide) == "finished"
     assert (record.read_table(wide.folder, "steps")["norm_cut"] == 0).all()
