@@ -37,6 +37,6 @@ def repeatable(device: str, threads: int) -> None:
     if device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, by the first product on the GPU
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         for fused in ("flash", "mem_efficient", "cudnn"):
             getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
