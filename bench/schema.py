@@ -141,6 +141,8 @@ class OptimizerConfig(_Group):
     router_factor: Positive
     decay: Share = 0.0
     """The last share of the updates, over which the rates fall linearly to 0; 0 is constant."""
+    autoclip: Share | None = None
+    """A gradient longer than this quantile of all norms so far is cut to it (AutoClip, 2007.14469)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -423,6 +423,7 @@ def test_a_new_field_changes_no_hash_at_its_default(monkeypatch: pytest.MonkeyPa
 def test_a_field_with_a_default_is_neutral() -> None:
     later = {
         "optimizer.decay": 0.0,
+        "optimizer.autoclip": None,
         "optimizer.kind": "adamw",
         "evaluation.pass_k": 8,
         "evaluation.pass_prompts": 256,

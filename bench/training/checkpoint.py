@@ -33,6 +33,8 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
         tensors |= {f"predictor/{name}": value.clone() for name, value in learner.predictor.state_dict().items()}
     if learner.lag is not None:
         tensors |= {f"lag/{name}": value.clone() for name, value in learner.lag.state().items()}
+    if learner.norms is not None:
+        tensors["norms"] = learner.norms.clone()
     tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
     write_tensors(path, tensors, {"after_step": str(step)})
 
@@ -147,6 +149,8 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
         learner.predictor.load_state_dict(_section("predictor", tensors))
     if learner.lag is not None:
         learner.lag.load(_section("lag", tensors))
+    if "norms" in tensors:
+        learner.norms = tensors["norms"].to(learner.model.device)
     sampler.load(_section("sampler", tensors))
     return int(metadata["after_step"])
 

@@ -54,7 +54,8 @@ _STEP_KEY = Column("step", "rollout, from 1", type="int64")
 UPDATE = (
     Column("loss", "the minimised loss (the negative objective, with the router's auxiliary loss if any)"),
     Column("grad_norm", "norm of the gradient before clipping", kept=True),
-    Column("norm_cut", "whether the gradient was clipped to `optimizer.max_grad_norm`, 0 or 1; in steps, the share",
+    Column("norm_cut", "whether the gradient was clipped (`optimizer.max_grad_norm`, `optimizer.autoclip`), 0 or 1; in "
+           "steps, the share",
            label="cut updates (share)", short="norm cut", share=True, kept=True),
     Column("learning_rate", "the optimizer's learning rate"),
     Column("entropy", "mean entropy of the full next-token distribution over response tokens, in nats",

@@ -54,6 +54,7 @@ class Learner:
             self.optimizer.add_param_group({"params": named, "lr": rate, "weight_decay": 0.0})
         routing = config.routing
         self.lag = None if routing.lag is None else Lag(model, routing.lag, routing.lag_trigger)
+        self.norms: Tensor | None = None  # of all gradients so far, under optimizer.autoclip
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
@@ -147,7 +148,7 @@ class Learner:
             outputs.append(output)
             forwards.append(now)
         loss = torch.stack(losses).sum()
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        grad_norm, largest = self._clip()
         is_lagged = self.lag is not None and self.lag.is_on
         if loss.isfinite() and grad_norm.isfinite() and all(each.isfinite() for each in predictions):
             if self.lag is not None:
@@ -158,8 +159,7 @@ class Learner:
                 routes = [now.routes_LBFK for now in forwards if now.routes_LBFK is not None]
                 balancing.balance(self.model, torch.cat(routes, 1), routing.bias_speed)
         self.optimizer.zero_grad()
-        is_cut = (grad_norm > self.config.optimizer.max_grad_norm).to(loss.dtype)
-        columns = {"loss": loss, "grad_norm": grad_norm, "norm_cut": is_cut}
+        columns = {"loss": loss, "grad_norm": grad_norm, "norm_cut": (grad_norm > largest).to(loss.dtype)}
         if self.lag is not None:
             columns["routing_lagged"] = loss.new_tensor(float(is_lagged))
         if predictions and self._measures:
@@ -167,6 +167,17 @@ class Learner:
             columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(old.routes_LBFK)
         forced_LMFK = None if forced_LBFK is None else forced_LBFK[:, rows_M]
         return self._measured(columns, old, rows_M, joined(batches), joined(outputs), joined(forwards), forced_LMFK)
+
+    def _clip(self) -> tuple[Tensor, float]:
+        """Clip the gradient; return its norm before, and the norm that it was allowed."""
+        optimizer, weights = self.config.optimizer, list(self.model.parameters())
+        largest = optimizer.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(weights, largest)
+        if optimizer.autoclip is not None and norm.isfinite():
+            self.norms = norm[None] if self.norms is None else torch.cat([self.norms, norm[None]])
+            largest = min(largest, float(self.norms.quantile(optimizer.autoclip)))
+            torch.nn.utils.clip_grad_norm_(weights, largest)
+        return norm, largest
 
     @torch.no_grad()
     def _measured(

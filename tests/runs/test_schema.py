@@ -138,6 +138,7 @@ def test_wrong_type_missing_field_and_unknown_field_are_refused(key: str) -> Non
         ("rollout.responses", [2], [1]),
         ("rollout.temperature", [0.01, 1, 100.0], [0, 0.0, -1.0, 0.009, 101.0, float("nan"), float("inf")]),
         ("optimizer.decay", [0, 1.0], [-0.1, 1.1, float("nan")]),
+        ("optimizer.autoclip", [None, 0, 1.0], [-0.1, 1.1, float("nan")]),
         ("optimizer.learning_rate", [0, 0.0], [-1e-9, float("inf")]),
         ("optimizer.beta1", [0.0], [1.0, -1e-9]),
         ("optimizer.momentum", [0.0], [1.0, -1e-9]),

@@ -368,5 +368,30 @@ def test_run_records_its_decaying_rate_and_clipped_gradients(tmp_path: Path) -> 
     assert (record.read_table(wide.folder, "steps")["norm_cut"] == 0).all()
 
 
+def test_autoclip_cuts_to_a_quantile_of_all_norms_so_far(tmp_path: Path) -> None:
+    run = planned(tmp_path, "optimizer.autoclip=0.5", "optimizer.max_grad_norm=1e6")
+    assert execute.execute(run) == "finished"
+    updates = record.read_table(run.folder, "updates")
+    allowed = [updates["grad_norm"][: count + 1].median() for count in range(len(updates))]
+    assert (updates["norm_cut"] == (updates["grad_norm"] > allowed)).all()
+    assert 0 < updates["norm_cut"].mean() < 1
+
+
+def test_autoclip_cuts_the_gradient_that_the_optimizer_sees(tmp_path: Path) -> None:
+    learner = trainer(tmp_path, "optimizer.autoclip=0.5", "optimizer.max_grad_norm=2.0").learner
+    for norm, allowed in [(1.0, 1.0), (3.0, 2.0), (0.5, 0.5), (1.5, 1.25)]:
+        for weight in learner.model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        first = next(learner.model.parameters())
+        first.grad.view(-1)[0] = norm  # type: ignore[union-attr]
+        before, _ = learner._clip()
+        assert before.item() == pytest.approx(norm)
+        assert first.grad.norm().item() == pytest.approx(allowed, rel=1e-5)  # type: ignore[union-attr]
+
+
+def test_stopped_run_resumes_with_the_norms_so_far(tmp_path: Path) -> None:
+    assert_resumes(tmp_path, 5, "optimizer.autoclip=0.5")
+
+
 def test_stopped_run_resumes_at_its_decayed_rate(tmp_path: Path) -> None:
     assert_resumes(tmp_path, 5, "optimizer.decay=0.75")
