@@ -165,9 +165,9 @@ $(ORACLES)/vllm/.ready:
 	$(ORACLES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# What needs a GPU, in three stages, each with its table in results/gpu.
+# What needs a GPU, in three stages, each with its table in results/measured_gpu; results/gpu has a record.
 gpu: $(READY)
-	$(BIN)/python tests/gpu/stages.py results/gpu
+	$(BIN)/python tests/gpu/stages.py results/measured_gpu
 
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info integrations/build integrations/*.egg-info \

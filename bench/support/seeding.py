@@ -34,9 +34,10 @@ def repeatable(device: str, threads: int) -> None:
     backwards are not deterministic.
     """
     torch.set_num_threads(threads)
-    if device == "cuda":
+    on_gpu = device == "cuda"
+    if on_gpu:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, by the first product on the GPU
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        for fused in ("flash", "mem_efficient", "cudnn"):
-            getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
+    torch.use_deterministic_algorithms(on_gpu, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = not on_gpu  # type: ignore[attr-defined]
+    for fused in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{fused}_sdp")(not on_gpu)  # flash is the CPU's, too

@@ -97,10 +97,16 @@ def restore_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor])
 
 
 def restore_moments(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the moments of the model's weights among the tensors of a checkpoint; a predictor's are left out."""
+    """Load the moments of the model's weights and AutoClip's norms from a checkpoint; a predictor's are left out."""
     of_model = {name for name, _ in learner.model.named_parameters()}
     saved = {key: value for key, value in _section("optimizer", tensors).items() if key.partition("/")[2] in of_model}
     restore(learner.optimizer, saved)
+    _restore_norms(learner, tensors)
+
+
+def _restore_norms(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
+    if "norms" in tensors and learner.config.optimizer.autoclip is not None:
+        learner.norms = tensors["norms"].to(learner.model.device)
 
 
 @torch.no_grad()
@@ -149,8 +155,7 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
         learner.predictor.load_state_dict(_section("predictor", tensors))
     if learner.lag is not None:
         learner.lag.load(_section("lag", tensors))
-    if "norms" in tensors:
-        learner.norms = tensors["norms"].to(learner.model.device)
+    _restore_norms(learner, tensors)
     sampler.load(_section("sampler", tensors))
     return int(metadata["after_step"])
 

@@ -1,4 +1,4 @@
-"""What needs a GPU, in three stages of a few minutes: ``make gpu``, ``python tests/gpu/stages.py results/gpu``.
+"""What needs a GPU, in three stages of a few minutes: ``make gpu``, ``python tests/gpu/stages.py FOLDER``.
 
 ``experts`` times the back ends of experts, ``training`` times rollout steps beside TRL, ``suite`` makes one run of
 the quick start and the tests marked ``gpu``. A stage whose table exists is not repeated, so a session that ends early
@@ -105,7 +105,10 @@ def _there_and_back(model: PreTrainedModel, sequences: Sequences, precision: str
 
 
 def training(device: str, sizes: Mapping[str, str] = SIZES, words: str = TRAINED, repeats: int = REPEATS) -> Any:
-    """Time rollout steps, sampling and updates with all instruments, and without, beside TRL where it is installed."""
+    """Time rollout steps, sampling and updates with all instruments, and without, beside TRL where it is installed.
+
+    All compute as a run does on this device (``seeding.repeatable``), TRL too.
+    """
     rows = []
     for size in sizes:
         overrides = f"{words} {sizes[size]} device={device}"
