@@ -259,6 +259,50 @@ def test_decaying_rate_table_matches_the_runs() -> None:
     assert np.isinf(ours["gspo"].crossing)  # type: ignore[union-attr]
 
 
+def test_norm_cut_table_matches_the_runs() -> None:
+    text = (RULER / "README.md").read_text().partition("## The cut of the gradient's norm")[2].partition("\n## ")[0]
+    names = {"GRPO": "grpo", "GSPO": "gspo", "GRPO without a clip": "grpo_unclipped"}
+    steps = {
+        name: archive.load(RULER, name)["steps"] for name in ("bearable", "bearable_norm_cut", "bearable_autoclip")
+    }
+    levels = {name: bearable.levels(table).set_index(["algorithm", "dial", "seed"]) for name, table in steps.items()}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| G")]
+    assert len(rows) == len(levels["bearable_norm_cut"]) / 5 == 11
+    for label, rate, *cells in rows:
+        arm = (names[label], float(rate))
+        uncut = levels["bearable_norm_cut"]["sampled"].loc[arm]
+        usual = levels["bearable"]["sampled"].loc[arm].reindex(uncut.index)
+        shares = steps["bearable"].query("metric == 'norm_cut' and algorithm == @arm[0] and learning_rate == @arm[1]")
+        said = [f"{shares[shares['seed'].isin(uncut.index)]['value'].mean():.2f}", f"{usual.mean():.3f}"]
+        for name in ("bearable_norm_cut", "bearable_autoclip"):
+            if arm not in levels[name].index.droplevel("seed"):
+                said += ["", ""]
+                continue
+            other = levels[name]["sampled"].loc[arm]
+            apart = over_seeds((other - usual).tolist())
+            said += [f"{other.mean():.3f}", f"{apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]"]
+        assert cells == [cell.replace("-", "−") for cell in said]
+    changes = {}
+    for label, name in names.items():
+        uncut, usual = (
+            levels[each]["sampled"].loc[name, [1e-4, 2e-4, 4e-4]].groupby("seed").mean()
+            for each in ("bearable_norm_cut", "bearable")
+        )
+        changes[label] = (uncut - usual.reindex(uncut.index)).tolist()
+    corrected = holm([ttest_1samp(each, 0).pvalue for each in changes.values()])
+    assert [round(p, 3) for p in corrected] == pytest.approx([0.002, 0.927, 0.082], abs=1e-3)
+    for label in ("GRPO", "GRPO without a clip"):
+        lost = over_seeds([-change for change in changes[label]])
+        assert f"{lost.mean:.3f} [{lost.high:.3f}, {lost.low:.3f}]" in text
+    kept = over_seeds(changes["GSPO"])
+    assert f"{kept.mean:.3f} [{kept.low:.3f}, {kept.high:.3f}]".replace("-", "−") in text
+    uncut = levels["bearable_norm_cut"].reset_index()
+    borne = {loss: bearable.borne(uncut, loss)[0] for loss in names.values()}
+    assert borne["grpo"].crossing == pytest.approx(1.4e-4, abs=5e-6)  # type: ignore[union-attr]
+    assert np.isinf(borne["gspo"].crossing)  # type: ignore[union-attr]
+    assert f"{borne['grpo_unclipped']} times that" in text
+
+
 def test_bearable_rates_rank_alike_on_both_tasks() -> None:
     """Kendall's τ of what they bear, and of their levels at the best rates."""
     selection = bearable.table(archive.load(RULER, "bearable_selection")["steps"]).set_index("loss")
