@@ -178,7 +178,7 @@ def test_second_task_matches_the_runs() -> None:
     assert all(table.loc["gspo", "× grpo"] in page for page in pages)
     rows = {"rspo_gspo": "| RSPO on GSPO", "gspo": "| GSPO", "vespo": "| VESPO", "grpo": "| GRPO |"}
     rows |= {"grpo_unclipped": "| GRPO without", "cispo": "| CISPO"}
-    section = pages[-1].partition("### Six losses on a second task")[2].splitlines()
+    section = pages[-1].partition("### Six losses on a second task")[2].partition("\n## ")[0].splitlines()
     scores = {each.loss: each for each in outcomes.scores(first_seeds())}
     levels = bearable.levels(archive.load(RULER, "bearable_selection")["steps"])
     others = [loss for loss in rows if loss != REFERENCE]
@@ -293,14 +293,36 @@ def test_norm_cut_table_matches_the_runs() -> None:
     assert [round(p, 3) for p in corrected] == pytest.approx([0.002, 0.927, 0.082], abs=1e-3)
     for label in ("GRPO", "GRPO without a clip"):
         lost = over_seeds([-change for change in changes[label]])
-        assert f"{lost.mean:.3f} [{lost.high:.3f}, {lost.low:.3f}]" in text
-    kept = over_seeds(changes["GSPO"])
-    assert f"{kept.mean:.3f} [{kept.low:.3f}, {kept.high:.3f}]".replace("-", "−") in text
+        assert f"{lost.mean:.3f} [{lost.low:.3f}, {lost.high:.3f}]" in text
+    kept, lost = over_seeds(changes["GSPO"]), over_seeds([-change for change in changes["GRPO"]])
+    pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "README.md")]
+    assert all(
+        f"{kept.mean:.3f} [{kept.low:.3f}, {kept.high:.3f}]".replace("-", "−") in page for page in [text, *pages]
+    )
+    assert all(f"{lost.mean:.3f} [{lost.low:.3f}, {lost.high:.3f}]" in page for page in pages)
     uncut = levels["bearable_norm_cut"].reset_index()
     borne = {loss: bearable.borne(uncut, loss)[0] for loss in names.values()}
     assert borne["grpo"].crossing == pytest.approx(1.4e-4, abs=5e-6)  # type: ignore[union-attr]
     assert np.isinf(borne["gspo"].crossing)  # type: ignore[union-attr]
     assert f"{borne['grpo_unclipped']} times that" in text
+
+
+def test_dual_clip_takes_the_place_of_the_norm_cut() -> None:
+    names = ("bearable", "bearable_norm_cut", "bearable_dual_clip", "bearable_dual_clip_uncut")
+    usual, uncut, dual, dual_uncut = (grpo_at_three_rates(name) for name in names)
+    text = (RULER / "README.md").read_text().partition("**A dual clip can")[2].partition("\n\n")[0]
+    pages = [text, (ROOT / "docs" / "questions.md").read_text()]
+    for with_it, without, places in ((dual_uncut, uncut, pages), (dual, usual, pages), (dual_uncut, usual, pages[:1])):
+        added = over_seeds((with_it - without.reindex(with_it.index)).tolist())
+        assert all(f"{added.mean:.3f} [{added.low:.3f}, {added.high:.3f}]".replace("-", "−") in page for page in places)
+    assert ttest_1samp(dual_uncut - uncut.reindex(dual_uncut.index), 0).pvalue == pytest.approx(0.0045, abs=5e-4)
+
+
+def grpo_at_three_rates(experiment: str) -> pd.Series:
+    """GRPO's sampled accuracy at the end by seed, the mean over its best rate, twice and four times that rate."""
+    levels = bearable.levels(archive.load(RULER, experiment)["steps"])
+    ours = levels[(levels["algorithm"] == REFERENCE) & levels["dial"].isin([1e-4, 2e-4, 4e-4])]
+    return ours.groupby("seed")["sampled"].mean()
 
 
 def test_bearable_rates_rank_alike_on_both_tasks() -> None:
