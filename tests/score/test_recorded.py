@@ -40,9 +40,9 @@ def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
     assert gains.max() <= gain / 4
 
 
-@pytest.mark.parametrize(("name", "place"), [("selection", 0), ("long", 1)])
+@pytest.mark.parametrize(("name", "place"), [("selection", 0), ("long", 1), ("larger", 2)])
 def test_gate_v8_fails_where_sharpening_alone_gains_too_much(name: str, place: int) -> None:
-    section = (RULER / "README.md").read_text().partition("**V8 fails")[2].partition("\n## ")[0]
+    section = (RULER / "README.md").read_text().partition("**V8 passes on")[2].partition("\n## ")[0]
     gains = {}
     for experiment in (f"controls_{name}", f"bearable_{name}"):
         steps = archive.load(RULER, experiment)["steps"]
@@ -59,8 +59,9 @@ def test_gate_v8_fails_where_sharpening_alone_gains_too_much(name: str, place: i
         assert [cell.strip().replace("−", "-") for cell in row.split("|")[2 + 2 * place : 4 + 2 * place]] == cells
     most = max(gain for (kind, metric, *_), gain in gains.items() if (kind, metric) == ("controls", "eval_accuracy"))
     share = most / gains["bearable", "eval_accuracy", "grpo", 1e-4]
-    assert share > 0.25
-    assert f"{share:.0%}".replace("%", " %") in section
+    passes = share <= 0.25 and gains["bearable", "eval_greedy", "grpo", 1e-4] >= 0.15
+    assert passes == (name == "larger")
+    assert passes or f"{share:.0%}".replace("%", " %") in section
 
 
 def test_advantage_table_matches_the_runs() -> None:
