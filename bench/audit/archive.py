@@ -21,7 +21,7 @@ from steadymoe.bench.runs import identity, lifecycle, record
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.support.text import all_visible, visible
+from steadymoe.bench.support.text import all_visible, portable, visible
 
 _TABLE, _PROVENANCE = "audits.parquet", "audits.json"
 # What is archived of each audit's ``audit.json``.
@@ -102,6 +102,7 @@ def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
         start = facts["config"].get("start_from")
         if isinstance(start, str):
             facts["config"] = facts["config"] | {"start_from": start.partition("/runs/")[2] or start}
+        facts["command"] = portable(facts["command"])
     facts = {"unfinished": audits.unfinished, "audits": audits.made, "checksum": record.checksum(path)}
     atomic_files.write_json(path.with_name(_PROVENANCE), facts)
     return path, audits.unfinished

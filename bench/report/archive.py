@@ -21,7 +21,7 @@ from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.support.text import all_visible, visible
+from steadymoe.bench.support.text import all_visible, portable, visible
 from steadymoe.bench.training import columns
 
 # The columns that tell one run from another, besides its seed.
@@ -292,7 +292,7 @@ def runs(results: Path, experiment: str) -> pd.DataFrame:
                 "versions": " ".join(f"{name} {number}" for name, number in facts["versions"].items()),
                 "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
                 "machine": f"{facts['machine']['cpu']}, {facts['machine'].get('gpu', facts['config']['device'])}",
-                "command": facts["command"],
+                "command": portable(facts["command"]),
             }
         )
         folders.append(str(folder))

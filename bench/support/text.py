@@ -5,6 +5,7 @@ from __future__ import annotations  # pandas takes half a second, and `steadymoe
 
 import difflib
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 # What would break a Markdown table, or begin code, emphasis, a link, a picture, an entity or HTML in one of its cells;
 # an underscore between letters begins nothing.
 _OF_MARKDOWN = re.compile(r"[\\|<`*\[\]&~]|!(?=\[)|(?<![^\W_])_|_(?![^\W_])")
+# The folders of an absolute path that begins a word or a value.
+_FOLDERS = re.compile(r"(?:^|(?<=[=:@',\[]))/(?:[^/:@',\]]+/)*(?=[^/])")
 # How a formula begins in the cells of a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # Names that an error lists in full.
@@ -29,6 +32,16 @@ def visible(text: Any) -> str:
     if text.isprintable():  # nearly always, and ten times as fast
         return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def portable(command: str) -> str:
+    """``command`` without the folders of this machine: no ``results_dir``, and the last part of any absolute path."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not what a shell would take
+        return command
+    kept = [word for word in words if not word.startswith("results_dir=")]
+    return shlex.join(_FOLDERS.sub("", word) for word in kept)
 
 
 def nearest(name: str, known: Sequence[str], where: str) -> str:
