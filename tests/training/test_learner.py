@@ -372,7 +372,8 @@ def test_autoclip_cuts_to_a_quantile_of_all_norms_so_far(tmp_path: Path) -> None
     run = planned(tmp_path, "optimizer.autoclip=0.5", "optimizer.max_grad_norm=1e6")
     assert execute.execute(run) == "finished"
     updates = record.read_table(run.folder, "updates")
-    allowed = [updates["grad_norm"][: count + 1].median() for count in range(len(updates))]
+    norms = updates["grad_norm"].where(updates["grad_norm"] > 0)  # a mini-batch without a signal has no gradient
+    allowed = [norms[: count + 1].median() for count in range(len(updates))]
     assert (updates["norm_cut"] == (updates["grad_norm"] > allowed)).all()
     assert 0 < updates["norm_cut"].mean() < 1
 
