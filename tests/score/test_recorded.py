@@ -301,11 +301,22 @@ def test_norm_cut_table_matches_the_runs() -> None:
         f"{kept.mean:.3f} [{kept.low:.3f}, {kept.high:.3f}]".replace("-", "−") in page for page in [text, *pages]
     )
     assert all(f"{lost.mean:.3f} [{lost.low:.3f}, {lost.high:.3f}]" in page for page in pages)
+    apart = over_seeds([theirs - ours for ours, theirs in zip(changes["GRPO"], changes["GSPO"], strict=True)])
+    greedy = [
+        levels[each]["greedy"].loc["grpo", [1e-4, 2e-4, 4e-4]].groupby("seed").mean()
+        for each in ("bearable", "bearable_norm_cut")
+    ]
+    of_greedy = over_seeds((greedy[0].reindex(greedy[1].index) - greedy[1]).tolist())
+    best = levels["bearable_norm_cut"]["sampled"].loc["grpo", 5e-5]
+    retuned = over_seeds((levels["bearable"]["sampled"].loc["grpo", 1e-4].reindex(best.index) - best).tolist())
+    assert all(f"{each.mean:.3f} [{each.low:.3f}, {each.high:.3f}]" in text for each in (apart, of_greedy, retuned))
+    assert f"{retuned.mean:.3f} [{retuned.low:.3f}, {retuned.high:.3f}]" in pages[0]
     uncut = levels["bearable_norm_cut"].reset_index()
     borne = {loss: bearable.borne(uncut, loss)[0] for loss in names.values()}
     assert borne["grpo"].crossing == pytest.approx(1.4e-4, abs=5e-6)  # type: ignore[union-attr]
     assert np.isinf(borne["gspo"].crossing)  # type: ignore[union-attr]
     assert f"{borne['grpo_unclipped']} times that" in text
+    assert all(f"more than {borne['gspo'].ratio:.2f} times" in page for page in (text, pages[0]))  # type: ignore[union-attr]
 
 
 def test_dual_clip_takes_the_place_of_the_norm_cut() -> None:
