@@ -284,11 +284,8 @@ def test_norm_cut_table_matches_the_runs() -> None:
             said += [f"{other.mean():.3f}", f"{apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]"]
         assert cells == [cell.replace("-", "−") for cell in said]
     changes = {}
-    for label, name in names.items():
-        uncut, usual = (
-            levels[each]["sampled"].loc[name, [1e-4, 2e-4, 4e-4]].groupby("seed").mean()
-            for each in ("bearable_norm_cut", "bearable")
-        )
+    for label, loss in names.items():
+        uncut, usual = (at_three_rates(name, loss) for name in ("bearable_norm_cut", "bearable"))
         changes[label] = (uncut - usual.reindex(uncut.index)).tolist()
     corrected = holm([ttest_1samp(each, 0).pvalue for each in changes.values()])
     assert [round(p, 3) for p in corrected] == pytest.approx([0.002, 0.927, 0.082], abs=1e-3)
@@ -302,11 +299,8 @@ def test_norm_cut_table_matches_the_runs() -> None:
     )
     assert all(f"{lost.mean:.3f} [{lost.low:.3f}, {lost.high:.3f}]" in page for page in pages)
     apart = over_seeds([theirs - ours for ours, theirs in zip(changes["GRPO"], changes["GSPO"], strict=True)])
-    greedy = [
-        levels[each]["greedy"].loc["grpo", [1e-4, 2e-4, 4e-4]].groupby("seed").mean()
-        for each in ("bearable", "bearable_norm_cut")
-    ]
-    of_greedy = over_seeds((greedy[0].reindex(greedy[1].index) - greedy[1]).tolist())
+    usual, uncut = (at_three_rates(name, outcome="greedy") for name in ("bearable", "bearable_norm_cut"))
+    of_greedy = over_seeds((usual.reindex(uncut.index) - uncut).tolist())
     best = levels["bearable_norm_cut"]["sampled"].loc["grpo", 5e-5]
     retuned = over_seeds((levels["bearable"]["sampled"].loc["grpo", 1e-4].reindex(best.index) - best).tolist())
     assert all(f"{each.mean:.3f} [{each.low:.3f}, {each.high:.3f}]" in text for each in (apart, of_greedy, retuned))
@@ -321,7 +315,7 @@ def test_norm_cut_table_matches_the_runs() -> None:
 
 def test_dual_clip_takes_the_place_of_the_norm_cut() -> None:
     names = ("bearable", "bearable_norm_cut", "bearable_dual_clip", "bearable_dual_clip_uncut")
-    usual, uncut, dual, dual_uncut = (grpo_at_three_rates(name) for name in names)
+    usual, uncut, dual, dual_uncut = (at_three_rates(name) for name in names)
     text = (RULER / "README.md").read_text().partition("**A dual clip can")[2].partition("\n\n")[0]
     pages = [text, (ROOT / "docs" / "questions.md").read_text()]
     for with_it, without, places in ((dual_uncut, uncut, pages), (dual, usual, pages), (dual_uncut, usual, pages[:1])):
@@ -330,11 +324,11 @@ def test_dual_clip_takes_the_place_of_the_norm_cut() -> None:
     assert ttest_1samp(dual_uncut - uncut.reindex(dual_uncut.index), 0).pvalue == pytest.approx(0.0045, abs=5e-4)
 
 
-def grpo_at_three_rates(experiment: str) -> pd.Series:
-    """GRPO's sampled accuracy at the end by seed, the mean over its best rate, twice and four times that rate."""
+def at_three_rates(experiment: str, loss: str = REFERENCE, outcome: str = "sampled") -> pd.Series:
+    """A loss's accuracy at the end by seed, the mean over GRPO's best rate, twice and four times that rate."""
     levels = bearable.levels(archive.load(RULER, experiment)["steps"])
-    ours = levels[(levels["algorithm"] == REFERENCE) & levels["dial"].isin([1e-4, 2e-4, 4e-4])]
-    return ours.groupby("seed")["sampled"].mean()
+    ours = levels[(levels["algorithm"] == loss) & levels["dial"].isin([1e-4, 2e-4, 4e-4])]
+    return ours.groupby("seed")[outcome].mean()
 
 
 def test_bearable_rates_rank_alike_on_both_tasks() -> None:
