@@ -173,9 +173,8 @@ class Learner:
         optimizer, weights = self.config.optimizer, list(self.model.parameters())
         largest = optimizer.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(weights, largest)
-        if (
-            optimizer.autoclip is not None and norm.isfinite() and norm > 0
-        ):  # a mini-batch without a signal says nothing
+        # A mini-batch without a signal says nothing of the norms.
+        if optimizer.autoclip is not None and norm.isfinite() and norm > 0:
             self.norms = norm[None] if self.norms is None else torch.cat([self.norms, norm[None]])
             largest = min(largest, float(self.norms.quantile(optimizer.autoclip)))
             torch.nn.utils.clip_grad_norm_(weights, largest)
