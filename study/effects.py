@@ -142,14 +142,12 @@ def announces(study: Recorded, arms: Sequence[Arm], metric: str, least_lead: int
     all arms.
     """
     steps, runs = study.stable_or_collapsed(arms)
-    steps = steps[steps["metric"].isin((metric, "reward"))]
+    ours, reward = (
+        early_warning.of_seeds(steps, runs, name, least_lead, falls=columns.falls(name)) for name in (metric, "reward")
+    )
 
-    def lead(runs: pd.DataFrame) -> float:
-        ours, reward = (
-            early_warning.area(early_warning.extremes(steps, runs, name, least_lead, falls=columns.falls(name)))
-            for name in (metric, "reward")
-        )
-        return ours - reward
+    def lead(some: pd.DataFrame) -> float:
+        return early_warning.area(ours(some)) - early_warning.area(reward(some))
 
     seeds = runs["seed"].unique().tolist()
     whole, error = early_warning.jackknife(lead, runs, seeds)

@@ -63,7 +63,8 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
         steps = steps[steps["arm"].isin(with_curves)]
         for updates in sorted(steps["updates_per_rollout"].unique()):  # arms are smoothed over equally many updates
             alike = steps[steps["updates_per_rollout"] == updates]
-            ours = {arm: look for arm, look in lines.items() if arm in set(alike["arm"])}
+            present = set(alike["arm"].unique())
+            ours = {arm: look for arm, look in lines.items() if arm in present}
             over = style.smoothed_over(metric) * most // int(updates) if style.smoothed_over(metric) > 1 else 1
             curves(axes[0], alike, metric, ours, x=_updates(steps), smoothed_over=over)
         axes[0].set_xlabel("gradient updates")

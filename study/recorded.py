@@ -56,6 +56,7 @@ class Recorded:
     def __init__(self, results: Path) -> None:
         self._recorded = cache(lambda experiment: archive.load(results, experiment))
         self._audited = cache(lambda experiment: audits.load(results, experiment).rows)
+        self._by_arm = cache(self._divided)
         self._chosen = cache(self._choose)
         self._calibration = results / "calibration" / "calibration.csv"
 
@@ -64,11 +65,20 @@ class Recorded:
     def tables(self, arms: Sequence[Arm]) -> dict[str, pd.DataFrame]:
         """Return the tables of ``archive.load`` for ``arms``, with their labels as ``arm``. Raises NotRun."""
         chosen = [self._chosen(arm.label, arm.experiment, arm.algorithm, axes_name(arm.axes)) for arm in arms]
+        if len(chosen) == 1:
+            return chosen[0]
         return {kind: pd.concat([each[kind] for each in chosen], ignore_index=True) for kind in chosen[0]}
 
     def experiment(self, name: str) -> dict[str, pd.DataFrame]:
         """Return the tables of ``archive.load`` for a whole experiment, empty where nothing has run."""
         return self._recorded(name)
+
+    def _divided(self, experiment: str) -> dict[str, dict[str, pd.DataFrame]]:
+        """Return the tables of ``experiment`` by arm: an arm is asked for many times, and reads no other's rows."""
+        return {
+            kind: {str(name): rows.reset_index(drop=True) for name, rows in table.groupby("arm", sort=False)}
+            for kind, table in self._recorded(experiment).items()
+        }
 
     def _choose(self, label: str, experiment: str, algorithm: str, axes: str) -> dict[str, pd.DataFrame]:
         recorded = self._recorded(experiment)
@@ -79,7 +89,10 @@ class Recorded:
         name, *others = ours["arm"].unique()
         if others:  # several models or tasks under one name
             raise NotRun(f"{label} alone ({experiment} holds {name} and {others[0]})")
-        return {kind: table[table["arm"] == name].assign(arm=label) for kind, table in recorded.items()}
+        return {
+            kind: self._by_arm(experiment)[kind].get(name, table.iloc[:0]).assign(arm=label)
+            for kind, table in recorded.items()
+        }
 
     def has(self, arm: Arm) -> bool:
         """Whether any run of the arm has ended."""

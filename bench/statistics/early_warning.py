@@ -63,6 +63,23 @@ def extremes(
     return joined.assign(extreme=joined["extreme"].fillna(-np.inf))
 
 
+def of_seeds(
+    steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 1, *, falls: bool = False
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Return ``extremes`` as a function of all ``runs`` of some seeds; each horizon is computed once."""
+    steps = steps[steps["metric"] == metric]
+
+    @functools.cache
+    def up_to(horizon: float) -> pd.DataFrame:
+        return extremes(steps, runs, metric, least_lead, falls=falls, horizon=horizon)
+
+    def worst(some: pd.DataFrame) -> pd.DataFrame:
+        every = up_to(_horizon(some, least_lead))
+        return every[every["seed"].isin(some["seed"].unique())]
+
+    return worst
+
+
 def roc(extremes: pd.DataFrame) -> pd.DataFrame:
     """The ROC curve: threshold, false_alarms, detected; the shares of stable and collapsing runs above the threshold.
 
@@ -107,16 +124,7 @@ def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, *, falls: bool = F
     Interval: Student's t on the logit scale with the error of ``jackknife``; if that error is 0 or unknown,
     ``comparisons.newcombe`` with the number of seeds that have collapsing, and stable, runs. None below three seeds.
     """
-    steps = steps[steps["metric"] == metric]
-
-    @functools.cache
-    def up_to(horizon: float) -> pd.DataFrame:
-        return extremes(steps, runs, metric, falls=falls, horizon=horizon)
-
-    def worst(some: pd.DataFrame) -> pd.DataFrame:
-        every = up_to(_horizon(some, 1))
-        return every[every["seed"].isin(some["seed"].unique())]  # ``jackknife`` leaves out whole seeds
-
+    worst = of_seeds(steps, runs, metric, falls=falls)
     whole = worst(runs)
     seeds, gone = whole["seed"].unique().tolist(), whole["collapsed"].notna()
     found, error = jackknife(lambda runs: area(worst(runs)), runs, seeds)
