@@ -15,13 +15,14 @@ best at twice the rate, and has the same headroom.
 Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws of the bootstrap.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
-from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, t_quantile
+from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, half_of_draws, t_quantile
 
 SHARE = 0.5
 """Of the reference's gain: of shares between 0.25 and 0.9 the one with the least noise (results/ruler)."""
@@ -118,6 +119,19 @@ def line(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: float
     return start_N + SHARE * (best_N - start_N)
 
 
+def ranked_in_draws(
+    curves: Sequence[Curve], start_S: np.ndarray, draws_NS: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the crossing and the best level of each of L losses in each draw of seeds, both (N, L), for their ranks.
+
+    The first curve is the reference's; a loss that is nowhere on the line has the crossing 0.
+    """
+    means = [curve.levels_DS[:, draws_NS].mean(-1).T for curve in curves]
+    line_N = line(curves[0], start_S[draws_NS].mean(1), means[0])
+    crossed = [crossings(mean_ND, curve.dial_D, line_N) for mean_ND, curve in zip(means, curves, strict=True)]
+    return np.nan_to_num(np.stack(crossed, 1), nan=0.0, posinf=np.inf), np.stack([each.max(1) for each in means], 1)
+
+
 def bearable(
     ours: Curve, reference: Curve, start_S: np.ndarray, rng: np.random.Generator, at: float | None = None
 ) -> Bearable:
@@ -155,11 +169,11 @@ def bearable(
         ours_N, theirs_N, _, *bests = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
         logs_N, best_logs_N = logs(ours_N, theirs_N), np.log(bests[0] / bests[1])
         unknown, tail = float(np.isnan(logs_N).mean()), (1 - LEVEL) / 2
-        error = float(np.nanstd(logs_N)) * np.sqrt(seeds / (seeds - 1))
-        half = t_quantile(LEVEL, seeds - 1) * error
+        half = half_of_draws(logs_N[~np.isnan(logs_N)], seeds)
         low = 0.0 if unknown > tail else float(np.exp(log - half))
         high = np.inf if unknown + np.isinf(ours_N).mean() > tail else float(np.exp(log + half))
-        beyond = float(student.sf(abs(log) / error, seeds - 1)) if error > 0 else 0.5 * (log == 0)
+        quantile = t_quantile(LEVEL, seeds - 1)
+        beyond = float(student.sf(quantile * abs(log) / half, seeds - 1)) if half > 0 else 0.5 * (log == 0)
         p = 2 * max(beyond, unknown)
         logs_N[np.isinf(ours_N)] = np.nan
     is_inside = np.isfinite(crossed[0])
@@ -176,5 +190,5 @@ def _ratio(log: float, logs_N: np.ndarray, seeds: int) -> Estimate:
         return Estimate(np.nan, np.nan, np.nan, 0)
     known_N, half = logs_N[np.isfinite(logs_N)], np.nan
     if len(known_N) and len(known_N) >= (1 + LEVEL) / 2 * len(logs_N) and np.ptp(known_N) > 0:
-        half = t_quantile(LEVEL, seeds - 1) * float(known_N.std()) * np.sqrt(seeds / (seeds - 1))
+        half = half_of_draws(known_N, seeds)
     return Estimate(float(np.exp(log)), float(np.exp(log - half)), float(np.exp(log + half)), seeds)

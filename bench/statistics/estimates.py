@@ -74,6 +74,14 @@ def t_quantile(level: float, degrees: int) -> float:
     return float(student.ppf((1 + level) / 2, degrees))
 
 
+def half_of_draws(draws_N: np.ndarray, n: int) -> float:
+    """Return half the width of Student's interval with the standard error of a bootstrap over n seeds.
+
+    The spread over the draws, times √(n / (n − 1)): resampling n seeds understates their variance by that much.
+    """
+    return t_quantile(LEVEL, n - 1) * float(draws_N.std()) * math.sqrt(n / (n - 1))
+
+
 def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[float, float]:
     """Return mean ± half; with ``bounds`` (a, b) the interval is computed on a scale without ends and mapped back.
 

@@ -150,7 +150,26 @@ def test_settings_are_drawn_side_by_side() -> None:
     third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03  # a little more than without a clip
     caption = spec.figure({"steps": pd.concat([joined, third])}).caption
     assert "4 losses of all settings" in caption
-    assert "is 1.00 for the multiples" in caption
+    assert "is 1.00 [" in caption
+
+
+def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
+    """Losses far apart rank alike in every draw; two that the seeds do not separate swap in some."""
+    far = pd.concat([sweep(), sweep(experiment="other")])
+    borne, best = bearable.agreement(bearable.levels(far), ["gspo", "grpo_unclipped"])
+    assert (borne.mean, borne.low, borne.high, borne.n) == (1, 1, 1, 5)
+    assert best.mean == best.high == 1
+    assert best.low < 0, "their best levels differ by noise alone"
+    other = far["experiment"] == "other"
+    swapped = far["algorithm"].map({"gspo": "grpo_unclipped", "grpo_unclipped": "gspo"}).where(other, far["algorithm"])
+    against = far.assign(algorithm=swapped.fillna(far["algorithm"]))
+    assert bearable.agreement(bearable.levels(against), ["gspo", "grpo_unclipped"])[0].mean == -1
+    twin = far[far["algorithm"] == "gspo"].assign(algorithm="vespo")
+    noise = np.random.default_rng(1).standard_normal(len(twin))
+    is_end = (twin["metric"] == "eval_accuracy") & (twin["step"] == 30)
+    twin["value"] += 0.05 * noise * is_end
+    twins = bearable.levels(pd.concat([far, twin]))
+    assert bearable.agreement(twins, ["gspo", "grpo_unclipped", "vespo"])[0].low < 0.9
 
 
 def test_ratio_beyond_the_grid_has_an_open_mark() -> None:

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from steadymoe.bench.statistics.bearable import SHARE, Bearable, Curve, bearable, crossings, line, tops
+from steadymoe.bench.statistics.bearable import (
+    SHARE,
+    Bearable,
+    Curve,
+    bearable,
+    crossings,
+    line,
+    ranked_in_draws,
+    tops,
+)
 from steadymoe.bench.statistics.estimates import Estimate
 
 RATES = np.array([1e-4, 2e-4, 4e-4, 8e-4])
@@ -185,6 +194,20 @@ def test_intervals_have_nominal_coverage(seeds: int) -> None:
         for _ in range(200)
     ]
     assert np.mean(np.array(null) < 0.05) <= 0.1
+
+
+def test_draws_are_ranked_by_crossing_and_best_level() -> None:
+    """A draw is the losses' mean over its seeds; one that is nowhere on the line comes before all others."""
+    reference, more = shifted(0.0, 5), shifted(1.0, 5)
+    curves, start = [of(each) for each in (reference, more, np.full((4, 5), 0.3))], np.linspace(0.3, 0.5, 5)
+    draws = np.array([[0, 1, 2, 3, 4], [4, 4, 4, 4, 4]])
+    crossed_NL, best_NL = ranked_in_draws(curves, start, draws)
+    for draw, seeds in enumerate(draws):
+        theirs, ours = (each[:, seeds].mean(1) for each in (reference, more))
+        height = start[seeds].mean() + SHARE * (theirs.max() - start[seeds].mean())
+        expected = [crossings(each[None], RATES, np.array([height]))[0] for each in (theirs, ours)]
+        assert crossed_NL[draw].tolist() == pytest.approx([*expected, 0.0])
+        assert best_NL[draw].tolist() == pytest.approx([theirs.max(), ours.max(), 0.3])
 
 
 def test_dial_without_a_crossing_is_refused() -> None:

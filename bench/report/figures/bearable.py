@@ -1,20 +1,20 @@
 """Bearable stress of a sweep with a dial: the outcomes over the dial, the line, and where each loss leaves it."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from scipy.stats import kendalltau
 
 from steadymoe.bench.report import paper, tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.statistics.bearable import SHARE, Bearable, Curve, bearable
-from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
-from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
+from steadymoe.bench.statistics.bearable import SHARE, Bearable, Curve, bearable, ranked_in_draws
+from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE, kendall_tau
+from steadymoe.bench.statistics.estimates import INTERVAL, RESAMPLES, Estimate, half_of_draws, over_seeds
 from steadymoe.bench.training import columns
 
 REFERENCE = "grpo"
@@ -193,10 +193,11 @@ def carried(steps: pd.DataFrame) -> DataFigure:
 
     A setting is a panel of ``drawn``. Open marks: the loss is never below its line, so the multiple is a lower bound.
     """
-    found = _carried(levels(steps))
-    numbers = [(each.line, each.panel, each.its.ratio, each.apart.mean) for each in found]
-    long = pd.DataFrame(numbers, columns=["line", "panel", "ratio", "apart"])
-    ratios, aparts = (long.pivot(index="line", columns="panel", values=kind) for kind in ("ratio", "apart"))
+    runs = levels(steps)
+    found = _carried(runs)
+    numbers = [(each.line, each.panel, each.its.ratio) for each in found]
+    long = pd.DataFrame(numbers, columns=["line", "panel", "ratio"])
+    ratios = long.pivot(index="line", columns="panel", values="ratio")
     names = np.log(ratios).mean(axis=1).sort_values(kind="stable").index.tolist()
     looked = looks.ordered(dict.fromkeys(each.panel for each in found))
     end = 1.15 * max(x for each in found for x in (each.its.ratio, each.its.high) if np.isfinite(x))
@@ -222,12 +223,13 @@ def carried(steps: pd.DataFrame) -> DataFigure:
         reference = paper.shown(REFERENCE, REFERENCE)
         axes[0].set_xlabel(f"bearable {DIALS[_varying(steps)[0]]}, × {reference}'s")
         axes[1].set_xlabel(f"accuracy at best, less {reference}'s")
-        shared, agree = ratios.dropna().index, ""
+        shared, agree = ratios.dropna().index.tolist(), ""
         if len(shared) + 1 >= _MIN_RANKED:
+            taus = agreement(runs, shared)
+            of_multiples, of_accuracies = (f"{tau.mean:.2f} [{tau.low:.2f}, {tau.high:.2f}]" for tau in taus)
             agree = (
                 f" Over the {len(shared) + 1} losses of all settings, Kendall's τ (mean of the pairs of settings) is "
-                f"{_tau(ratios.loc[shared], 1.0):.2f} for the multiples and {_tau(aparts.loc[shared], 0.0):.2f} for "
-                "the accuracies."
+                f"{of_multiples} for the multiples and {of_accuracies} for the accuracies."
             ).replace("-", "−")
         text = (
             f"Paired over seeds, n = {style.span([each.its.n for each in found])}, with a nominal 95 % interval, an "
@@ -262,10 +264,33 @@ def _carried(runs: pd.DataFrame) -> list[_Carried]:
     return found
 
 
-def _tau(numbers: pd.DataFrame, reference: float) -> float:
-    """Return the mean of Kendall's τ over the pairs of columns; ``reference`` is the reference's number in all."""
-    whole = [[*numbers[panel], reference] for panel in numbers]
-    return float(np.mean([kendalltau(*pair).statistic for pair in combinations(whole, 2)]))
+def agreement(runs: pd.DataFrame, lines: Sequence[str]) -> tuple[Estimate, Estimate]:
+    """Return Kendall's τ between settings, of what losses bear and of their accuracy at their best values.
+
+    ``runs``: ``levels``, whose panels are the settings; ``lines``: the losses to rank beside the reference, all of them
+    in every panel. τ is the mean over the pairs of panels. Its interval is Student's with the error of a bootstrap over
+    the seeds of each panel, paired between losses, cut at −1 and 1; n is the smallest number of seeds.
+    """
+    generator, ranked, counts = np.random.default_rng(0), [], []
+    for _, ours in runs.groupby("panel", sort=False):
+        wide = [_wide(ours, line) for line in (str(_reference(ours)), *lines)]
+        seeds = reduce(pd.Index.intersection, [each.columns for each in wide])
+        curves = [Curve(each.index.to_numpy(float), each[seeds].to_numpy()) for each in wide]
+        start_S = ours.groupby("seed")["start"].first()[seeds].to_numpy()
+        resampled = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
+        ranked.append(ranked_in_draws(curves, start_S, np.vstack([np.arange(len(seeds)), resampled])))
+        counts.append(len(seeds))
+    borne, best = (
+        _tau_of_draws(np.mean([kendall_tau(*pair) for pair in combinations(numbers, 2)], axis=0), min(counts))
+        for numbers in zip(*ranked, strict=True)
+    )
+    return borne, best
+
+
+def _tau_of_draws(tau_N: np.ndarray, n: int) -> Estimate:
+    """Return the τ of the recorded seeds, which come first, with an interval by the spread of the draws."""
+    half = half_of_draws(tau_N[1:], n)
+    return Estimate(float(tau_N[0]), max(-1.0, tau_N[0] - half), min(1.0, tau_N[0] + half), n)
 
 
 def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
