@@ -156,18 +156,10 @@ class AdamWConfig(OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGDConfig(OptimizerConfig):
-    """``torch.optim.SGD``."""
+class MomentumConfig(OptimizerConfig):
+    """``torch.optim.SGD`` or ``training.optimizers.SignDescent``."""
 
-    kind: Literal["sgd"]
-    momentum: Momentum
-
-
-@dataclass(frozen=True, kw_only=True)
-class SignConfig(OptimizerConfig):
-    """``training.optimizers.SignDescent``."""
-
-    kind: Literal["sign"]
+    kind: Literal["sgd", "sign"]
     momentum: Momentum
 
 
@@ -202,8 +194,8 @@ def _kind(optimizer: Any) -> str | None:
 _ANY_OPTIMIZER = Annotated[
     Annotated[AdamWConfig, Tag("adamw")]
     | Annotated[MuonConfig, Tag("muon")]
-    | Annotated[SGDConfig, Tag("sgd")]
-    | Annotated[SignConfig, Tag("sign")],
+    | Annotated[MomentumConfig, Tag("sgd")]
+    | Annotated[MomentumConfig, Tag("sign")],
     Discriminator(_kind, "kind", "must be one of adamw, muon, sgd, sign"),
 ]
 

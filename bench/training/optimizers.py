@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Muon, Optimizer
 from transformers import PreTrainedModel
 
-from steadymoe.bench.schema import AdamWConfig, MuonConfig, OptimizerConfig, SGDConfig, SignConfig
+from steadymoe.bench.schema import AdamWConfig, MomentumConfig, MuonConfig, OptimizerConfig
 from steadymoe.models.routing import routers
 
 Named = Sequence[tuple[str, Tensor]]
@@ -39,9 +39,9 @@ def build(model: PreTrainedModel, config: OptimizerConfig) -> Optimizer:
         case AdamWConfig():
             numbers: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.epsilon}
             return adamw(model, rate, config.router_factor, weight_decay=decay, **numbers)
-        case SGDConfig():
+        case MomentumConfig(kind="sgd"):
             return SGD(groups(named), lr=rate, momentum=config.momentum, weight_decay=decay)
-        case SignConfig():
+        case MomentumConfig():
             return SignDescent(groups(named), lr=rate, momentum=config.momentum, weight_decay=decay)
         case MuonConfig():
             return _muon(model, named, groups, config)
