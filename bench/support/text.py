@@ -7,7 +7,6 @@ import difflib
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,15 +89,13 @@ def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_formula(text: str) -> bool:
-    return text.startswith(_FORMULA) and len(text) > 1 and not _is_number(text)
-
-
-def _is_number(text: str) -> bool:
+    if len(text) < 2 or not text.startswith(_FORMULA):
+        return False
     try:
         float(text)
     except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _each_text(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
@@ -108,11 +105,6 @@ def _each_text(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFram
         column = table[name]
         values = column if column.dtype == object else column.unique()  # dicts have no order and no hash
         texts = {value for value in values if isinstance(value, str)}
-        other = {each: text for each in texts if (text := change(each)) != each}
-        if other:
-            changed[str(name)] = column.astype(object).map(partial(_replaced, other))
+        if any(change(text) != text for text in texts):
+            changed[str(name)] = column.astype(object).map(lambda each: change(each) if isinstance(each, str) else each)
     return table.assign(**changed) if changed else table
-
-
-def _replaced(other: dict[str, str], value: Any) -> Any:
-    return other.get(value, value) if isinstance(value, str) else value
