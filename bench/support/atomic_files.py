@@ -9,13 +9,13 @@ from typing import Any
 from steadymoe.bench.support import regular_files
 
 
-def write(path: Path, writer: Callable[[Path], object], root: Path | None = None) -> None:
+def write(path: Path, writer: Callable[[Path], object]) -> None:
     """Let ``writer`` fill a temporary file next to ``path`` and rename it over ``path``.
 
     A crash at any moment leaves the old file, or none, and at most a stray ``*.tmp``. Raises as ``replaceable`` does;
     ``path.resolve()`` writes through a link that the user has named.
     """
-    replaceable(path, root)
+    replaceable(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # a writer would follow a link
     try:
@@ -30,13 +30,12 @@ def write_json(path: Path, content: Any) -> None:
     write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
 
 
-def replaceable(path: Path, root: Path | None = None) -> Path:
-    """Return ``path``, which need not exist; ``root`` is the folder that the user named, by default that of ``path``.
+def replaceable(path: Path) -> Path:
+    """Return ``path``, which need not exist.
 
-    Raises FileExistsError for what must not be written over: a link at or between ``root`` and ``path``, a device, a
-    folder, a pipe, a socket.
+    Raises FileExistsError for what must not be written over: a link, a device, a folder, a pipe, a socket.
     """
-    regular_files.refuse_links(path, path.parent if root is None else root)
+    regular_files.refuse_links(path, path.parent)
     if path.exists() and not path.is_file():
         raise regular_files.NotRegular(f"{path} is not a regular file and is not overwritten; choose another path")
     return path

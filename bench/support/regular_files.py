@@ -8,7 +8,6 @@ import io
 import json
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +84,8 @@ def _levels(value: Any) -> int:
     return 1 + max(map(_levels, value.values() if isinstance(value, dict) else value), default=0)
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame":
-    """Return a parquet file as pandas writes and reads it, or some of its ``columns``.
+def read_parquet(path: Path) -> "pd.DataFrame":
+    """Return a parquet file as pandas writes and reads it.
 
     Raises as ``opened`` does, OSError for one that decodes to too much, and pyarrow's errors (ValueError, OSError).
     """
@@ -94,7 +93,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFr
 
     with opened(path) as file:
         refuse_large(path, file)
-        return pd.read_parquet(file, columns=None if columns is None else list(columns))
+        return pd.read_parquet(file)
 
 
 def refuse_large(path: Path, file: io.BufferedReader) -> None:
