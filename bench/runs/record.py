@@ -47,11 +47,8 @@ _FIELDS_OF_OURS: lifecycle.Fields = {
     "config.rollout.responses": int,
     "config.optimizer.learning_rate": (int, float),
 }
-# Facts that are null or have these fields.
-_OR_NULL: dict[str, dict[str, type]] = {
-    "revision": {"commit": str, "changed": bool},
-    "diverged": {"reason": str, "step": int},
-}
+# Fields of facts that may be null.
+_OR_NULL = {"revision.commit": str, "revision.changed": bool, "diverged.reason": str, "diverged.step": int}
 
 # The largest count, and the most steps that a run may lack at its end: tables add rows for them.
 MAX_COUNT, _MAX_STEPS = 10**9, 10**6
@@ -95,18 +92,15 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 def _wrong(facts: dict[str, Any]) -> str | None:
     """Return the first fact beyond ``_FIELDS`` that is not as a run writes it."""
-    for place, kind in _FIELDS_OF_OURS.items():
+    needed = {} if facts.get("origin") else _FIELDS_OF_OURS
+    for place, kind in {**_FIELDS_OF_OURS, **_MAY_HAVE}.items():
         value = at(facts, place)
-        if not lifecycle.is_a(value, kind) and not (value is None and facts.get("origin")):
+        if not lifecycle.is_a(value, kind) and (value is not None or place in needed):
             return place
-    for name, inner in _OR_NULL.items():
-        if name not in facts:
+    for place, kind in _OR_NULL.items():
+        name = place.partition(".")[0]
+        if name not in facts or not (facts[name] is None or lifecycle.is_a(at(facts, place), kind)):
             return name
-        if facts[name] is not None and not all(lifecycle.is_a(at(facts[name], key), inner[key]) for key in inner):
-            return name
-    for place, kind in _MAY_HAVE.items():
-        if at(facts, place) is not None and not isinstance(at(facts, place), kind):
-            return place
     for place, (low, high) in _BOUNDS.items():
         value = at(facts, place)
         if value is not None and not (lifecycle.is_a(value, (int, float)) and low <= value <= high):
@@ -116,9 +110,8 @@ def _wrong(facts: dict[str, Any]) -> str | None:
     lost = facts["diverged"] is not None and facts["config"]["steps"] - facts["diverged"]["step"]
     if not 0 <= lost <= _MAX_STEPS:
         return "diverged: it lies outside the run"
-    longest = dict.fromkeys(_NAMES, _LONGEST_NAME)
     for name, value in facts.items():
-        if not _is_plain(value, longest.get(name, _LONGEST)):
+        if not _is_plain(value, _LONGEST_NAME if name in _NAMES else _LONGEST):
             return f"{name[:_LONGEST_NAME]}: a text is too long, or a number too large"
     return None if facts["status"] in STATUSES else f"status: {facts['status']!r}"
 
@@ -431,12 +424,14 @@ class Record:
         ``diverged``: reason, step and update of a collapse or of a number that is not finite; None for neither.
         ``whole`` are tables, or the columns of them that have values, that were not appended row by row.
         """
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         checksums = {}
         for table in columns.TABLES:
-            path, given = self.folder / f"{table}.parquet", (whole or {}).get(table)
-            arrow = _to_arrow(_read_rows(self.folder, table), table) if given is None else _with_all(given, table)
+            path, arrow = self.folder / f"{table}.parquet", _to_arrow(_read_rows(self.folder, table), table)
+            if whole and table in whole:
+                arrow = pa.concat_tables([arrow, whole[table]], promote_options="default")  # it may lack columns
             atomic_files.write(path, partial(pq.write_table, arrow))
             checksums[table] = checksum(path)
         self.run["tables"] = checksums
@@ -481,16 +476,6 @@ def _schema(table: str, names: Iterable[str] = ()) -> "pa.Schema":
     columns_of = columns.TABLES[table].items()
     fields = [(name, types.get(column.type) or pa.type_for_alias(column.type)) for name, column in columns_of]
     return pa.schema([*fields, *((name, pa.float64()) for name in own)])
-
-
-def _with_all(arrow: "pa.Table", table: str) -> "pa.Table":
-    """Return a table with all columns of its schema; those that it lacks are empty."""
-    import pyarrow as pa
-
-    schema = _schema(table)
-    lacking = {type_: pa.nulls(len(arrow), type_) for type_ in set(schema.types)}
-    parts = [arrow[name] if name in arrow.column_names else lacking[schema.field(name).type] for name in schema.names]
-    return pa.table(parts, schema=schema)
 
 
 def _to_arrow(rows: list[Row], table: str) -> "pa.Table":
