@@ -279,11 +279,8 @@ def _weights(key: str, path: Path, model: PreTrainedModel, prefix: str = "") -> 
             held = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{key}: {path} is not a safetensors file ({error})") from error
-    found: dict[int, bool] = {}
-    names = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):  # a tied weight is held under one name
-        found[id(weight)] = found.get(id(weight), False) or held.get(f"{prefix}{name}") == weight.shape
-        names[id(weight)] = name
-    wrong = [names[key] for key, is_found in found.items() if not is_found]
-    if wrong:
+    named = list(model.named_parameters(remove_duplicate=False))  # a tied weight is held under one of its names
+    found = {id(weight) for name, weight in named if held.get(f"{prefix}{name}") == weight.shape}
+    names = {id(weight): name for name, weight in named}
+    if wrong := [name for weight, name in names.items() if weight not in found]:
         raise ValueError(f"{key}: {path} does not fit this model; the first weight that differs is {wrong[0]}")
