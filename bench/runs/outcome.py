@@ -98,10 +98,8 @@ def misaligned(steps: "pd.DataFrame") -> str | None:
     return ", ".join(found) or None
 
 
-def misaligned_run(folder: Path, facts: Mapping[str, Any]) -> str | None:
-    """Return ``misaligned`` of the run in a folder with these ``facts``; None if nothing is replayed or readable."""
-    if facts.get("routing") in (None, "off", "freeze"):
-        return None
+def misaligned_run(folder: Path) -> str | None:
+    """Return ``misaligned`` of the run in a folder; None if its table cannot be read."""
     try:
         return misaligned(record.read_table(folder, "steps"))
     except (OSError, ValueError):

@@ -96,7 +96,7 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             continue
         from steadymoe.bench.runs import outcome  # tables, which no other line needs
 
-        if (fault := outcome.misaligned_run(run, states[run].facts)) is not None:
+        if (fault := outcome.misaligned_run(run)) is not None:
             lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
     lines += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
     return lines
