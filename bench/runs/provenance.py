@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
 # other training code", and are not mixed with new ones. tests/runs/test_provenance.py notices when that may have
 # happened.
-# 2: every response has its backward (savings.skip_silent is gone: other rounding), and the strongest expert is the one
-# with the largest gate weight, wherever a router names it.
-# 3: shared prompts attend in two parts (models/attention.py): other rounding, and long responses share prompts too.
-# 4: in decoding, the responses to a prompt share its keys and values: other rounding.
 TRAINING_VERSION = 4
 
 # What any loss goes through, whatever its own file imports.
