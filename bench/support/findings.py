@@ -16,17 +16,12 @@ class Ends(CheckFailed):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one property.
-
-    Attributes:
-        name: the property.
-        passed: whether it is there.
-        sentence: what was found, or why the property is not there; may be empty for a property that is there.
-    """
+    """Whether a property holds."""
 
     name: str
     passed: bool
     sentence: str = ""
+    """What was found, or why the property does not hold; may be empty if it holds."""
 
     @property
     def line(self) -> str:

@@ -12,12 +12,10 @@ def revision() -> dict[str, Any] | None:
 
     def git(*words: str) -> str | None:
         try:
-            answer = subprocess.run(
-                ["git", "-C", str(here.parent), *words], capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError:
+            answer = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=True)
+        except (FileNotFoundError, subprocess.CalledProcessError):
             return None
-        return answer.stdout.strip() if answer.returncode == 0 else None
+        return answer.stdout.strip()
 
     # The code may be installed inside the checkout of another project, whose commit says nothing of this code.
     if git("ls-files", "--error-unmatch", here.name) is None:
