@@ -5,7 +5,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,8 +48,6 @@ CAPTION = (
     "the ends of the 95 % interval of the spread, poorly known from few seeds. Paired: both arms run the same seeds. "
     "r: correlation of the arms over shared seeds; pairing helps if it is positive."
 )
-# The place of a row, the name of its run in a chart of Weights & Biases ("" elsewhere), and its columns.
-_Row = tuple[str, str, dict[str, Any]]
 
 
 class Run(NamedTuple):
@@ -58,15 +55,11 @@ class Run(NamedTuple):
     seed: str
 
 
-@dataclass
-class Logs:
-    """The numbers of runs by step, where each run stands, and what the reader should know."""
+class Logs(NamedTuple):
+    """The numbers of runs by step, and what the reader should know."""
 
-    values: dict[Run, dict[float, float]] = field(default_factory=lambda: defaultdict(dict))
-    sources: dict[Run, tuple[Any, ...]] = field(default_factory=dict)
-    count: int = 0
-    repeated: int = 0
-    notes: list[str] = field(default_factory=list)
+    values: dict[Run, dict[float, float]]
+    notes: list[str]
 
 
 def main(words: list[str]) -> int:
@@ -82,13 +75,11 @@ def main(words: list[str]) -> int:
         parser.error("no logs given: name files, or --arm NAME FILES")
     logs = read(files, given.metric, given.step)
     at_end = ends(logs, given.last)
-    of_arms = pd.DataFrame(
-        [(arm, len(ours), float(ours.mean()), float(ours.std())) for arm, ours in at_end.items()],
-        columns=["arm", "n", "mean", "sd"],
-    )
-    differences = given.difference or DIFFERENCES
-    tables = [write.to_markdown(of_arms), write.to_markdown(pairs(at_end, differences)), CAPTION]
-    print("\n\n".join([*tables, *(["\n".join(map(visible, shortened(logs.notes)))] if logs.notes else [])]))
+    numbers = [(arm, len(ours), float(ours.mean()), float(ours.std())) for arm, ours in at_end.items()]
+    of_arms = pd.DataFrame(numbers, columns=["arm", "n", "mean", "sd"])
+    of_pairs = pairs(at_end, given.difference or DIFFERENCES)
+    notes = "\n".join(map(visible, shortened(logs.notes)))
+    print("\n\n".join(filter(None, [write.to_markdown(of_arms), write.to_markdown(of_pairs), CAPTION, notes])))
     return 0
 
 
@@ -153,55 +144,57 @@ def read(files: Sequence[tuple[str | None, Path]], metric: str | None = None, st
     ``metric`` and ``step`` are columns; without them ``value``, or the one common column, and a column of ``_STEPS``.
     Raises UserError, or OSError, in one line.
     """
-    logs = Logs()
+    notes: list[str] = []
     columns: dict[Path, dict[str, None]] = {}
     for _, path in files:
         torn: list[str] = []
         columns[path] = {name: None for _, _, row in _rows(path, torn) for name in row}
-        logs.notes += [f"{path.name}: {note}" for note in torn]
+        notes += [f"{path.name}: {note}" for note in torn]
     value = _metric(columns, metric, step)
+    values: dict[Run, dict[float, float]] = defaultdict(dict)
+    sources: dict[Run, tuple[Any, ...]] = {}
+    count = 0
     for index, (arm, path) in enumerate(files):
         counter = step or next((name for name in _STEPS if name in columns[path]), None)
         if counter is None:
-            logs.notes.append(f"{path.name} has no step column, so rows are taken in order; name a column with --step")
-        for of in _rows(path, []):
-            _add(logs, index, arm, path, of, value, counter)
-    if not logs.values:
+            notes.append(f"{path.name} has no step column, so rows are taken in order; name a column with --step")
+        for place, name, row in _rows(path, []):
+            number = rows_of_files.number(row.get(value), f"{place}: {value}")
+            if number is None:
+                continue
+            run = _run(arm, path, name, row)
+            at = rows_of_files.number(row.get(counter), f"{place}: {counter}") if counter else float(len(values[run]))
+            if at is None or not math.isfinite(at):
+                raise UserError(f"{place}: has no {counter}")
+            if sources.setdefault(run, source := (index, name, row.get("arm"))) != source:
+                raise UserError(f"{place}: {run.arm} has seed {run.seed} already, from another file or run")
+            count += 1
+            if count > MAX_NUMBERS:
+                raise UserError(f"{place}: the logs have more than {MAX_NUMBERS} numbers; give fewer")
+            values[run][at] = number
+    if not values:
         raise UserError(f"the logs hold no {value}")
-    if logs.repeated:
-        logs.notes.append(f"{logs.repeated} values repeat a step of their run; the later one counts")
-    lasts = {run: max(by_step) for run, by_step in logs.values.items()}
+    if repeated := count - sum(map(len, values.values())):
+        notes.append(f"{repeated} values repeat a step of their run; the later one counts")
+    lasts = {run: max(by_step) for run, by_step in values.items()}
     if min(lasts.values()) < max(lasts.values()):
         run = min(lasts, key=lambda run: lasts[run])
-        logs.notes.append(f"runs end at steps {lasts[run]:g} ({run.arm}, seed {run.seed}) to {max(lasts.values()):g}")
-    return logs
+        notes.append(f"runs end at steps {lasts[run]:g} ({run.arm}, seed {run.seed}) to {max(lasts.values()):g}")
+    return Logs(values, notes)
 
 
-def _add(logs: Logs, index: int, arm: str | None, path: Path, of: _Row, value: str, counter: str | None) -> None:
-    """Add the number of a row of the ``index``-th file, if it has one, to its run."""
-    place, name, row = of
-    number = rows_of_files.number(row.get(value), f"{place}: {value}")
-    if number is None:
-        return
+def _run(arm: str | None, path: Path, name: str, row: dict[str, Any]) -> Run:
+    """Return the run of a row, by its columns or the names of the run, the file and its folder."""
     named = next((found for each in (name, path.stem, path.parent.name) if (found := _SEED.search(each))), None)
     seed = _text(row.get("seed")) or (str(int(named[1] or named[2])) if named else name or str(path))
     run = Run(arm or _text(row.get("arm")) or _SEED.sub("", name), seed)
     if not run.arm:
         raise UserError(f"{path.name} has no column arm; name its arm: --arm NAME {path.name}")
-    by_step = logs.values[run]
-    at = rows_of_files.number(row.get(counter), f"{place}: {counter}") if counter else float(len(by_step))
-    if at is None or not math.isfinite(at):
-        raise UserError(f"{place}: has no {counter}")
-    if logs.sources.setdefault(run, source := (index, name, row.get("arm"))) != source:
-        raise UserError(f"{place}: {run.arm} has seed {run.seed} already, from another file or run")
-    logs.count, logs.repeated = logs.count + 1, logs.repeated + (at in by_step)
-    if logs.count > MAX_NUMBERS:
-        raise UserError(f"{place}: the logs have more than {MAX_NUMBERS} numbers; give fewer")
-    by_step[at] = number
+    return run
 
 
-def _rows(path: Path, torn: list[str]) -> Iterator[_Row]:
-    """Yield the rows of the runs of a file; a row of a chart has several."""
+def _rows(path: Path, torn: list[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the rows of the runs of a file: place, name of the run ("" outside charts, where a row has many), row."""
     for place, row in rows_of_files.read(path, torn):
         if row.keys() == {"step", "data"} and isinstance(row["data"], dict):  # verl's file logger
             row = row["data"] | {"step": row["step"]}
