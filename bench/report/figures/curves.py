@@ -147,21 +147,19 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     rows, kinds = -(-len(methods) // across), 1 if base is None else 2
     with style.figure_style():
         figure, axes = style.panels(rows * kinds, across, 1.55 * rows * kinds + 0.5, width, sharex=True)
-        for place in sorted(range(len(axes)), key=lambda place: place // across % kinds):  # rewards, then differences
-            axis, row, kind, right = axes[place], place // across // kinds, place // across % kinds, place % across
-            if axis is not axes[across * kind]:
-                axis.sharey(axes[across * kind])
-            if across * row + right >= len(methods):  # an empty place in the grid of panels
+        grid = np.array(axes).reshape(rows, kinds, across)
+        for kind, row, right in np.ndindex(kinds, rows, across):  # rewards, then differences
+            axis, place = grid[row, kind, right], across * row + right
+            if axis is not grid[0, kind, 0]:
+                axis.sharey(grid[0, kind, 0])
+            if place >= len(methods):  # an empty place in the grid of panels
                 axis.remove()
                 continue
-            method = methods[across * row + right]
-            ours = steps[steps["method"] == method]
+            ours = steps[steps["method"] == methods[place]]
+            (differences if kind else curves)(axis, ours, "reward", lines, panel=methods[place])
             if kind == 0:
-                curves(axis, ours, "reward", lines, panel=method)
-                style.title(axis, method)
-            else:
-                differences(axis, ours, "reward", lines, panel=method)
-            is_lowest = kind == kinds - 1 and across * (row + 1) + right >= len(methods)
+                style.title(axis, methods[place])
+            is_lowest = kind == kinds - 1 and place + across >= len(methods)
             axis.set_xlabel("gradient updates" if is_lowest else "")
             axis.set_ylabel("" if right else axis.get_ylabel())
             axis.tick_params(labelbottom=is_lowest, labelleft=not right)
