@@ -93,21 +93,21 @@ def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
 def with_derived(recorded: Tables, takes: Collection[str] | None = None) -> Tables:
     """Return the tables of ``archive.load``, and those that figures and the table of warnings take.
 
-    With ``takes`` only the derived tables of these names are computed, because intervals take time.
+    With ``takes`` only what these names need is computed, because intervals take time.
     """
     runs, steps = recorded["runs"], recorded["steps"]
     if runs.empty:
         return recorded
-    grid_and_line = cache(lambda: collapses.frontiers(runs, steps))
-    roc_and_warnings = cache(lambda: collapses.early_warnings(steps, runs))
-    derived: dict[str, Callable[[], pd.DataFrame]] = {
-        "survival_curves": lambda: collapses.survival_curves(runs),
-        "frontier_grid": lambda: grid_and_line()[0],
-        "frontier_line": lambda: grid_and_line()[1],
-        "roc": lambda: roc_and_warnings()[0],
-        "warnings": lambda: roc_and_warnings()[1],
+    derived: dict[tuple[str, ...], Callable[[], tuple[pd.DataFrame, ...]]] = {
+        ("survival_curves",): lambda: (collapses.survival_curves(runs),),
+        ("frontier_grid", "frontier_line"): lambda: collapses.frontiers(runs, steps),
+        ("roc", "warnings"): lambda: collapses.early_warnings(steps, runs),
     }
-    return recorded | {name: table() for name, table in derived.items() if takes is None or name in takes}
+    data = dict(recorded)
+    for names, compute in derived.items():
+        if takes is None or not set(names).isdisjoint(takes):
+            data |= zip(names, compute(), strict=True)
+    return data
 
 
 def left_out(results: Path, experiment: str | None = None) -> list[str]:
