@@ -451,7 +451,7 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
             _wrap_labels(axis, *cell.get_geometry()[:2], figure)
     if legend_from is not None:
         first = [axes[0] for axes in figure.blocks] or [legend_from]
-        leave_room(figure, [_legend_above(axis, title) for axis in first], figure.rows_of_blocks)
+        leave_room(figure, [legend(axis, title) for axis in first], figure.rows_of_blocks)
     figure.caption = text
     return figure
 
@@ -479,19 +479,15 @@ def leave_room(figure: DataFigure, legends: Sequence[Legend], rows: int) -> None
     figure.set_figheight(figure.get_figheight() + max(0.0, highest - _ONE_LINE) * rows)
 
 
-def _legend_above(axis: Axes, title: str | None) -> Legend:
-    """Add the legend of an axis above its figure or block."""
-    parent = axis.figure
-    return _legend(parent, axis, title, parent.bbox.width / parent.dpi, loc="outside upper center")
+def legend(axis: Axes, title: str | None, width: float | None = None) -> Legend:
+    """Add the legend of an axis above its figure or block; above its panel, which is ``width`` inches wide, if given.
 
-
-def legend(axis: Axes, title: str | None = None, width: float = ONE_COLUMN) -> Legend:
-    """A legend above its panel, so that it covers no data; an ending common to all labels can be the ``title``."""
-    return _legend(axis, axis, title, width, loc="lower center", bbox_to_anchor=(0.5, 1.0), borderaxespad=0.2)
-
-
-def _legend(parent: Any, axis: Axes, title: str | None, width: float, **place: Any) -> Legend:
-    """Add the legend of an axis to ``parent``, in as many columns as fit into ``width`` inches."""
+    An ending common to all labels can be the ``title``.
+    """
+    parent: Any = axis.figure if width is None else axis
+    place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
+    if width is None:
+        width, place = parent.bbox.width / parent.dpi, {"loc": "outside upper center"}
     handles, labels = axis.get_legend_handles_labels()
     ending = f" {title}" if title else ""
     labels = wrapped([label.removesuffix(ending) for label in labels], width - _HANDLE)
