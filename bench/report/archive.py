@@ -381,17 +381,16 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
     table = table.drop(columns=_histograms_of(table))
-    lost, ends = [], {}
+    lost, ends, planned = [], {}, {}
     for place, run in enumerate(runs.to_dict("records")):
         if run["diverged_reason"] == "not finite":
-            ends[place] = int(run["diverged_step"])
-            missing = range(ends[place] + 1, int(run["steps"]) + 1)
+            ends[place], planned[place] = int(run["diverged_step"]), int(run["steps"])
+            missing = range(ends[place] + 1, planned[place] + 1)
             lost.append(pd.DataFrame({"run": place, "step": missing, "reward": 0.0, "eval_accuracy": 0.0}))
     last = table["step"] == table["run"].map(ends)
     table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
     table.loc[last, "eval_accuracy"] = 0.0
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
-    planned = {place: int(runs["steps"].iloc[place]) for place in ends}
     at_end = table["step"] == table["run"].map(planned)
     table.loc[at_end, [name for name in columns.OUTCOMES if name in table]] = 0.0
     long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")

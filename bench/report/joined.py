@@ -91,14 +91,11 @@ def difference(runs: pd.DataFrame) -> str:
     named = [key for key in differing if key in _GROUPS or "." not in key or key.partition(".")[0] not in differing]
     if not named:
         return ""
-    listed = [
-        f"{key} {', '.join(f'{_text(each.get(key))} ({label})' for label, each in values.items())}" for key in named
-    ]
+    listed = []
+    for key in named:
+        texts = {label: " and ".join(each.get(key) or ["unknown"]) for label, each in values.items()}
+        listed.append(f"{key} {', '.join(f'{text} ({label})' for label, text in texts.items())}")
     return visible(f"These experiments differ in more than algorithm and seed: {'; '.join(listed)}.")
-
-
-def _text(values: Sequence[str] | None) -> str:
-    return " and ".join(values or ["unknown"])
 
 
 def _values(runs: pd.DataFrame) -> dict[str, list[str]]:

@@ -203,11 +203,10 @@ def to_table(measured: Sequence[Realism]) -> pd.DataFrame:
         recorded, is_published = each.number.n > 0, not np.isnan(each.row.low)
         rows.append(
             {"gate": each.row.gate or "–", "setting": each.setting, "what": each.row.what, "measured on": each.arm}
-            | {"here": each.number if recorded else "not recorded", "n": f"{each.number.n} {each.unit}"}
+            | {"here": each.number if recorded else "not recorded"}
+            | {"n": f"{each.number.n} {each.unit}" if recorded else "–"}
             | {"published": f"{each.row.low:g} to {each.row.high:g}" if is_published else "–"}
-            | {"factor": f"{each.factor:.2g}" if is_published else "–"}
-            | {"source": each.row.source}
-            | ({} if recorded else {"n": "–", "factor": "–"})
+            | {"factor": f"{each.factor:.2g}" if is_published and recorded else "–", "source": each.row.source}
         )
     names = ["gate", "setting", "what", "measured on", "here", "n", "published", "factor", "source"]
     return pd.DataFrame(rows, columns=names)
