@@ -132,13 +132,11 @@ def ratio_of_means(above: pd.Series, below: pd.Series) -> MeanRatio:
         raise ValueError("a ratio of means needs numbers of at least 0")
     if n == 0 or theirs.mean() == 0:
         return MeanRatio(Estimate(np.nan, np.nan, np.nan, n), zeros)
-    ratio = float(ours.mean() / theirs.mean())
-    if n < MIN_FOR_INTERVAL or ratio == 0:
-        return MeanRatio(Estimate(ratio, np.nan, np.nan, n), zeros)
-    apart = ours / ours.mean() - theirs / theirs.mean()
-    if are_equal(1 + apart):  # what is rounding is told by the shares' size, which is about 1
-        return MeanRatio(Estimate(ratio, np.nan, np.nan, n), zeros)
-    factor = float(np.exp(t_quantile(LEVEL, n - 1) * apart.std(ddof=1) / np.sqrt(n)))
+    ratio, factor = float(ours.mean() / theirs.mean()), np.nan
+    if n >= MIN_FOR_INTERVAL and ratio > 0:
+        apart = ours / ours.mean() - theirs / theirs.mean()
+        if not are_equal(1 + apart):  # what is rounding is told by the shares' size, which is about 1
+            factor = float(np.exp(t_quantile(LEVEL, n - 1) * apart.std(ddof=1) / np.sqrt(n)))
     return MeanRatio(Estimate(ratio, ratio / factor, ratio * factor, n), zeros)
 
 
