@@ -239,10 +239,8 @@ def refuse_to_lose(runs: pd.DataFrame, experiment: str, to: Path) -> None:
     path = regular_files.refuse_links(to / "data" / experiment / "runs.parquet", to)
     if not path.exists():
         return
-    old, new = (
-        set(each[[*ARM_KEYS, "seed"]].astype(str).itertuples(index=False, name=None))
-        for each in (read_kept(path), runs)
-    )
+    keys = [*ARM_KEYS, "seed"]
+    old, new = (set(each[keys].astype(str).itertuples(index=False, name=None)) for each in (read_kept(path), runs))
     if lost := sorted(old - new):
         algorithm, axes, seed = lost[0][1], lost[0][-2], lost[0][-1]
         raise UserError(
@@ -265,15 +263,15 @@ def runs(results: Path, experiment: str) -> pd.DataFrame:
         if status == "damaged":
             continue  # ``damaged`` and `steadymoe status` report it
         numbers = flatten(facts["config"])
-        revision = facts["revision"] or {"commit": "", "changed": False}
+        revision, diverged = facts["revision"] or {"commit": "", "changed": False}, facts["diverged"] or {}
         rows.append(
             {key: facts[key] for key in ("experiment", "algorithm", "model", "task", "seed")}
             | {
                 "axes": facts["axes_name"],
                 "origin": facts.get("origin", ""),
                 "status": status,
-                "diverged_reason": (facts["diverged"] or {}).get("reason"),
-                "diverged_step": (facts["diverged"] or {}).get("step"),
+                "diverged_reason": diverged.get("reason"),
+                "diverged_step": diverged.get("step"),
                 "collapse_rule": collapse.Rule(**facts["config"].get("collapse") or {}).text(),
                 "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),

@@ -139,10 +139,10 @@ def draw(
         ((name, recorded),) = ended(results, experiment, arms).items()
     else:
         recorded = archive.load(results, name, foreign=experiment is not None)
-        (recorded,) = _named({name: choose(recorded, arms)}).values() if len(recorded["runs"]) else [recorded]
-    if recorded["runs"].empty:
-        where = results / "runs"
-        raise CannotDraw(f"{spec.id} lacks ended runs of {visible(name)} below {where}; start some: {command(spec)}")
+        if recorded["runs"].empty:
+            lack = f"{spec.id} lacks ended runs of {visible(name)} below {results / 'runs'}"
+            raise CannotDraw(f"{lack}; start some: {command(spec)}")
+        recorded = _named({name: choose(recorded, arms)})[name]
     return write.figure(results, spec.stem(name), figure_of(spec, recorded), spec.caption, formats)
 
 
