@@ -202,15 +202,12 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
         figure.noted.append(data.assign(**named)[columns])
 
 
-def _size(setting: str, own: float) -> float:
-    return paper.current().sheet.get(setting, own)
-
-
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
     """Draw a curve, and its band if ``data`` has low and high; ``data``: x, mean, low, high, n."""
-    drawn: Any = {"linestyle": look.dashes, "color": look.colour, "linewidth": _size("lines.linewidth", 1.2)}
+    sheet = paper.current().sheet
+    drawn: Any = {"linestyle": look.dashes, "color": look.colour, "linewidth": sheet.get("lines.linewidth", 1.2)}
     if look.marked:
-        drawn |= look.mark | {"markersize": _size("lines.markersize", 3), "markevery": max(1, len(data) // 6)}
+        drawn |= look.mark | {"markersize": sheet.get("lines.markersize", 3), "markevery": max(1, len(data) // 6)}
     axis.plot(data["x"], data["mean"], label=name, **drawn)
     if "low" in data:
         axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
@@ -447,21 +444,17 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
             axis.set_ylabel(wrapped([axis.get_ylabel()], 0.8)[0])
     for axis in figure.axes:
         _ticks(axis)
-        if cell := axis.get_subplotspec():
-            _wrap_labels(axis, *cell.get_geometry()[:2], figure)
+        if cell := axis.get_subplotspec():  # labels break where a panel's width or their size is not ours
+            rows, columns, *_ = cell.get_geometry()
+            if paper.scale() > 1 and not figure.blocks:
+                axis.set_ylabel(wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6)[0])
+            if paper.scale() > 1 or paper.current().columns == 1:
+                axis.set_xlabel(wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4)[0])
     if legend_from is not None:
         first = [axes[0] for axes in figure.blocks] or [legend_from]
         leave_room(figure, [legend(axis, title) for axis in first], figure.rows_of_blocks)
     figure.caption = text
     return figure
-
-
-def _wrap_labels(axis: Axes, rows: int, columns: int, figure: DataFigure) -> None:
-    """Break the labels of a panel's axes where its width or its text is not ours."""
-    if paper.scale() > 1 and not figure.blocks:
-        axis.set_ylabel(wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6)[0])
-    if paper.scale() > 1 or paper.current().columns == 1:
-        axis.set_xlabel(wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4)[0])
 
 
 def _same_limits(axes: Iterable[Axes]) -> None:
