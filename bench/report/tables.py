@@ -325,13 +325,12 @@ def target(steps: pd.DataFrame, best: float) -> float | None:
 
 
 def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
-    """Return unit of ``COMPARED`` → seed → cost until the arm reached the reward ``goal``.
+    """Return unit of ``COMPARED`` → seed → cost until the arm reached ``goal``; ``steps``: the reward and ``METRICS``.
 
     A cost that the arm's trainer did not record has no seeds. Without any of ``METRICS`` no step is known to have taken
     place, and no cost has.
     """
     by_unit: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
-    steps = steps[steps["metric"].isin(["reward", *METRICS])]
     counted = ["tokens_sampled"] if "tokens_sampled" in set(steps["metric"]) else list(METRICS)
     of_seed = dict(iter(steps.groupby("seed")))
     for run in runs.to_dict("records"):

@@ -105,13 +105,12 @@ def table(
 
 def pieces(path: Path, suffix: str, parts: Iterator[pd.DataFrame]) -> None:
     """Write a table that comes in parts as one file; ``suffix`` is parquet or csv. The first part gives the types."""
-    first = next(parts)
     if suffix == "csv":
         with path.open("w", newline="", encoding="utf-8") as file:
-            without_formulas(first).to_csv(file, index=False)
-            for part in parts:
-                without_formulas(part).to_csv(file, index=False, header=False)
+            for place, part in enumerate(parts):
+                without_formulas(part).to_csv(file, index=False, header=place == 0)
         return
+    first = next(parts)
     schema = pa.Schema.from_pandas(first, preserve_index=False)
     with pq.ParquetWriter(path, schema) as writer:
         for part in chain([first] if len(first) else [], parts):
