@@ -4,6 +4,7 @@ Below ten seeds a figure has no bands: it shows each seed as a thin line, and it
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -147,7 +148,7 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     rows, kinds = -(-len(methods) // across), 1 if base is None else 2
     with style.figure_style():
         figure, axes = style.panels(rows * kinds, across, 1.55 * rows * kinds + 0.5, width, sharex=True)
-        grid = np.array(axes).reshape(rows, kinds, across)
+        grid: Any = np.array(axes).reshape(rows, kinds, across)
         for kind, row, right in np.ndindex(kinds, rows, across):  # rewards, then differences
             axis, place = grid[row, kind, right], across * row + right
             if axis is not grid[0, kind, 0]:
