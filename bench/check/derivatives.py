@@ -6,10 +6,10 @@ changes by more than that. ``slopes`` therefore takes the value as it is, or wit
 Shapes: B responses, T response positions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,17 +47,18 @@ def slopes(loss: PolicyLoss, batch: Batch, directions: Sequence[Fields], hold: b
 
     A direction has a tensor for every field of ``OF_POLICY`` that the batch has. The batch must be in float64.
     """
-    held = _Held() if hold else nullcontext()
     base = {name: getattr(batch, name).detach() for name in directions[0]}
+    constants = _Held()
+    if hold:
+        with constants:
+            _call(loss, batch, {name: _leaf(values) for name, values in base.items()})
 
     def value(direction: Fields, step: float) -> float:
         leaves = {name: _leaf(base[name] + step * direction[name]) for name in base}
-        with held:
+        with _Held(constants.recorded) if hold else nullcontext():
             output = _call(loss, batch, leaves)
         return float(output.loss.detach())
 
-    if hold:
-        value(directions[0], 0.0)  # what is held is what this evaluation computes
     return [(value(direction, _STEP) - value(direction, -_STEP)) / (2 * _STEP) for direction in directions]
 
 
@@ -68,22 +69,15 @@ def random_direction(batch: Batch, generator: torch.Generator) -> dict[str, Tens
 
 
 class _Held(TorchFunctionMode):
-    """Record, in its first use, all that a loss computes of π_θ without a gradient, and replay it in later uses.
+    """Record all that a loss computes of π_θ without a gradient, or replay what was recorded.
 
     Such are the results of ``detach``, of ``no_grad`` and of every comparison.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replayed: Sequence[Tensor] | None = None) -> None:
         super().__init__()
-        self._recorded: list[Tensor] = []
-        self._replay: Iterator[Tensor] | None = None
-        self._uses = 0
-
-    def __enter__(self) -> Self:
-        self._replay = iter(self._recorded) if self._uses else None
-        self._uses += 1
-        super().__enter__()
-        return self
+        self.recorded: list[Tensor] = []
+        self._replay = None if replayed is None else iter(replayed)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -92,9 +86,9 @@ class _Held(TorchFunctionMode):
         if not _has_gradient([*args, *(kwargs or {}).values()]):
             return result
         if self._replay is None:
-            self._recorded.append(result.clone())
+            self.recorded.append(result.clone())
             return result
-        held = next(self._replay, None)  # None: another path through the loss than in the first use
+        held = next(self._replay, None)  # None: another path through the loss than the recorded one
         return result if held is None or held.shape != result.shape else held.clone()
 
 
