@@ -76,7 +76,7 @@ def properties_of(algorithm: CheckedAlgorithm, update: RunConfig) -> dict[str, C
     return {
         "fields": partial(check_fields, algorithm.sections),
         **properties.of(algorithm.loss),
-        "share of a step": partial(_check_share, config),
+        "share of a step": partial(properties.holds, _check_share, config),
     }
 
 
@@ -151,12 +151,7 @@ def _field_names(numbers: Mapping[str, Any]) -> list[str]:
 
 def _check_share(config: RunConfig) -> str:
     """Time the loss within an update. Raises CheckFailed if its share is too large."""
-    try:
-        measured = share.share(config, _ROUNDS)
-    except BaseException as error:  # a user's loss can raise anything
-        if processes.is_interrupt(error):
-            raise
-        raise CheckFailed(blame.one_line(error)) from error
+    measured = share.share(config, _ROUNDS)
     text = f"forward and backward take {measured:.1%} of an update of micro"
     if not measured <= _LARGEST:
         raise CheckFailed(f"{text}; at most {_LARGEST:.0%} is allowed")

@@ -13,7 +13,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,20 +22,8 @@ import torch
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, HostedLoss, PolicyLoss, RatioLoss, Surrogate, ops
-from steadymoe.bench.check.batches import (
-    ADVANTAGES,
-    RESPONSES,
-    SCALES,
-    TOKENS,
-    in_dtype,
-    interleaved,
-    padded,
-    part,
-    ragged,
-    reordered,
-    with_empty_response,
-    without_tokens,
-)
+from steadymoe.bench.check import batches
+from steadymoe.bench.check.batches import ADVANTAGES, RESPONSES, SCALES, TOKENS, in_dtype, interleaved, padded, part
 from steadymoe.bench.check.derivatives import gradient, gradients, random_direction, slopes
 from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.findings import CheckFailed, Ends
@@ -136,13 +124,13 @@ def masked_tokens(loss: PolicyLoss) -> str:
         tokens = (slice(None), slice(1, None, 2))
         _check_unchanged(loss, batch, interleaved(batch, garbage), tokens, "with a masked token before every token")
         rows = slice(RESPONSES)
-        _check_unchanged(loss, batch, with_empty_response(batch), rows, "with a response without tokens")
+        _check_unchanged(loss, batch, batches.with_empty_response(batch), rows, "with a response without tokens")
     return "masked tokens inside responses, and a response without tokens, change nothing"
 
 
 def no_tokens(loss: PolicyLoss) -> str:
     """Check that a batch without a token has loss and gradient 0, and leaves a state that is finite."""
-    by_field, output = gradients(loss, without_tokens(_batch(loss)))
+    by_field, output = gradients(loss, batches.without_tokens(_batch(loss)))
     found = {"loss": output.loss.detach()} | {f"gradient in {name}": values for name, values in by_field.items()}
     for name, values in found.items():
         if values.isnan().any() or values.any():
@@ -158,7 +146,7 @@ def order(loss: PolicyLoss) -> str:
     order_B = torch.tensor(_ORDER)
     for scale in _IN_AND_OUT:
         batch = _batch(loss, scale)
-        moved = reordered(batch, order_B)
+        moved = batches.reordered(batch, order_B)
         _check_unchanged(loss, batch, moved, order_B.argsort(), "with the responses in another order")
     return "responses in another order give the same loss and gradient"
 
@@ -166,12 +154,15 @@ def order(loss: PolicyLoss) -> str:
 def micro_batches(loss: PolicyLoss) -> str:
     """Check that the parts of a mini-batch add up to it, or that the trait ``whole_minibatch`` refuses to split it."""
     needs = False
-    rows = [torch.arange(first, last) for first, last in itertools.pairwise(_CUTS)]
     for scale in _IN_AND_OUT:
-        whole_BT, whole = gradient(loss, _batch(loss, scale))
-        value, summed_BT, states = of_parts(loss, _batch(loss, scale), rows)
-        same = _close(value, whole.loss.detach()) and _close(summed_BT, whole_BT)
-        needs |= not (same and all(_all_close(state, whole.state) for state in states))
+        batch = _batch(loss, scale)
+        whole_BT, whole = gradient(loss, batch)
+        parts = [gradient(loss, part(batch, torch.arange(*ends))) for ends in itertools.pairwise(_CUTS)]
+        value = torch.zeros((), dtype=torch.float64)
+        for _, output in parts:
+            value += output.loss.detach()
+        same = _close(value, whole.loss.detach()) and _close(torch.cat([part_MT for part_MT, _ in parts]), whole_BT)
+        needs |= not same or any(_differing(output.state, whole.state) for _, output in parts)
     if loss.traits.whole_minibatch:
         return "refused by the trait whole_minibatch" + ("" if needs else ", though parts would add up here")
     if needs:
@@ -180,22 +171,6 @@ def micro_batches(loss: PolicyLoss) -> str:
             "Batch.tokens, or set the trait whole_minibatch"
         )
     return "parts of a mini-batch add up to it"
-
-
-def of_parts(
-    loss: PolicyLoss, batch: Batch, rows: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, list[Mapping[str, Tensor]]]:
-    """Return the sum of the losses of the parts of a batch of ``ragged``, their gradients, (B, T), and their states.
-
-    Each member of ``rows`` has the row numbers of one part, (M,).
-    """
-    summed_BT, value, states = torch.zeros_like(batch.logprobs_BT), torch.zeros((), dtype=batch.logprobs_BT.dtype), []
-    for rows_M in rows:
-        gradient_MT, output = gradient(loss, part(batch, rows_M))
-        summed_BT[rows_M] += gradient_MT
-        value += output.loss.detach()
-        states.append(output.state)
-    return value, summed_BT, states
 
 
 def zero_advantage(loss: PolicyLoss) -> str:
@@ -298,12 +273,13 @@ _PROPERTIES: Mapping[str, Callable[[PolicyLoss], str]] = {
 
 def of(loss: PolicyLoss) -> dict[str, Callable[[], str]]:
     """Return a check for each property by its name. A loss that raises an error fails the property."""
-    return {name: partial(_check, prop, loss) for name, prop in _PROPERTIES.items()}
+    return {name: partial(holds, prop, loss) for name, prop in _PROPERTIES.items()}
 
 
-def _check(prop: Callable[[PolicyLoss], str], loss: PolicyLoss) -> str:
+def holds(prop: Callable[..., str], *arguments: Any) -> str:
+    """Return the sentence of a property that holds. Raises CheckFailed otherwise, for an error of the loss too."""
     try:
-        return prop(loss)
+        return prop(*arguments)
     except CheckFailed:
         raise
     except BaseException as error:  # a user's loss can raise anything, SystemExit too
@@ -313,14 +289,12 @@ def _check(prop: Callable[[PolicyLoss], str], loss: PolicyLoss) -> str:
         raise (Ends if prop is shapes else CheckFailed)(blame.one_line(error)) from error
 
 
+_ragged = functools.cache(batches.ragged)
+
+
 def _batch(loss: PolicyLoss, scale: float = 0.4) -> Batch:
     """Return a batch of ``ragged`` with as many most likely tokens as the loss reads."""
     return _ragged(scale, loss.traits.top_k or 2)
-
-
-@functools.cache
-def _ragged(scale: float, top_k: int) -> Batch:
-    return ragged(scale, top_k=top_k)
 
 
 def _docstrings(loss: PolicyLoss) -> str:
@@ -370,11 +344,6 @@ def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any
 
 def _close(one: Tensor, other: Tensor, equal_nan: bool = False) -> bool:
     return torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=equal_nan)
-
-
-def _all_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether the same names hold the same values."""
-    return not _differing(one, other)
 
 
 def _differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor], equal_nan: bool = False) -> str:
