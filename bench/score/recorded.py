@@ -48,14 +48,10 @@ def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
                     again = (found["dial"] == dial.name) & (found["loss"] == loss) & found["seed"].isin(seeds)
                     found = pd.concat([found[~again], ours], ignore_index=True)
                     _note(made, dial, runs, str(loss))
-    found = found.sort_values(["dial", "loss", "rate", "value", "seed"], key=_order, ignore_index=True)
+    found = found.assign(dial=pd.Categorical(found["dial"], [dial.name for dial in DIALS]))
+    found = found.sort_values(["dial", "loss", "rate", "value", "seed"], ignore_index=True)
     texts = {standard.OUTCOMES: found.to_csv(index=False), standard.MADE: json.dumps(made, indent=1) + "\n"}
     return write.files(to, texts)
-
-
-def _order(column: pd.Series) -> pd.Series:
-    names = [dial.name for dial in DIALS]
-    return column.map(names.index) if column.name == "dial" else column
 
 
 def _note(made: dict[str, Any], dial: Dial, runs: pd.DataFrame, loss: str) -> None:

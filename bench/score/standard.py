@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe.bench.report.archive import NUMBERS
 from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.compose import Run
@@ -92,13 +93,8 @@ def refuse_other_settings(dial: Dial, runs: Sequence[Run], hashes: Mapping[str, 
 
 def value_of(dial: Dial, run: Run) -> float:
     """Return the value of the dial in a planned run."""
-    config = run.config
-    values = {
-        "learning_rate": config.optimizer.learning_rate,
-        "updates_per_rollout": config.updates_per_rollout,
-        "strength": config.engine["strength"],
-    }
-    return float(values[dial.column])
+    fields = NUMBERS | {"strength": "engine.strength"}
+    return float(identity.flatten(run.plain)[fields[dial.column]])
 
 
 def changed_setting(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
