@@ -24,7 +24,6 @@ from steadymoe.bench.runs import compose
 from steadymoe.bench.score import entry, outcomes, rerun, standard
 from steadymoe.bench.score.entry import ABOUT, BadEntry, Entry
 from steadymoe.bench.score.outcomes import Score
-from steadymoe.bench.score.rerun import Refuted
 from steadymoe.bench.score.standard import ANCHORS, DIALS, RATE, REFERENCE, VERSION
 from steadymoe.bench.statistics.bearable import SHARE
 from steadymoe.bench.support import atomic_files, regular_files
@@ -58,15 +57,11 @@ def verify(folder: Path, commit: str, to: Path) -> bool:
     found = entry.read(folder)
     print(visible(f"{found.name}: check, {len(rerun.seeds(commit))} fresh seeds beside {REFERENCE}, shuffled rewards"),
           file=sys.stderr, flush=True)  # fmt: skip
-    problem, label = "", ""
-    try:
-        table, keeps_state = rerun.rerun(found, commit)
-        label = "with state" if keeps_state else ""
-    except Refuted as why:
-        table, problem = why.outcomes, str(why)
+    problem, table, keeps_state = rerun.rerun(found, commit)
+    label = "with state" if keeps_state else ""
     verdicts = verified(to) | {found.digest: {"commit": commit, "problem": problem, "label": label}}
     texts = {_VERIFIED: json.dumps(verdicts, indent=1) + "\n"}
-    texts |= {} if table.empty else {f"{found.digest}.csv": table.to_csv(index=False)}
+    texts |= {} if table is None else {f"{found.digest}.csv": table.to_csv(index=False)}
     for path in write.files(to, texts, "verified"):
         print(visible(f"wrote {path}"))
     print(visible(f"{found.name}: {problem or ', '.join(filter(None, ['verified', label]))}"))
@@ -118,11 +113,13 @@ def standings(board: Path) -> list[Standing]:
         date = facts["also"].get(score.loss, facts)["date"]
         found.append(Standing(score, _shipped_kind(score.loss), "recorded", date))
     for each in entries(board):
-        verdict = verdicts.get(each.digest)
-        if verdict is not None and verdict["problem"]:
+        if (verdict := verdicts.get(each.digest)) is None:
+            own, whose = each.outcomes(), "own numbers"
+        elif verdict["problem"]:
             continue
-        own = each.outcomes() if verdict is None else pd.read_csv(board / "verified" / f"{each.digest}.csv")
-        whose = "own numbers" if verdict is None else _verdict(verdict)
+        else:
+            own = pd.read_csv(board / "verified" / f"{each.digest}.csv")
+            whose = ", ".join(filter(None, [f"verified at {verdict['commit'][:7]}", verdict["label"]]))
         with rerun.composing(each, each.folder):
             of_kind = kind(each.overrides)
         scored = (score for score in outcomes.scores(own) if score.loss == each.name)
@@ -157,10 +154,6 @@ def history(found: Sequence[Standing]) -> pd.DataFrame:
             shown.append({"since": visible(each.date), "loss": each.score.loss, "kind": each.kind})
             shown[-1] |= {f"{RATE.name} × {REFERENCE}": each.score.text(RATE), "numbers": visible(each.numbers)}
     return pd.DataFrame(shown[::-1])
-
-
-def _verdict(verdict: Mapping[str, str]) -> str:
-    return ", ".join(filter(None, [f"verified at {verdict['commit'][:7]}", verdict["label"]]))
 
 
 def _ratio(score: Score) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import pandas as pd
 from transformers import PreTrainedModel
@@ -51,60 +51,57 @@ def seeds(commit: str) -> list[int]:
     return [_LEAST + int(digest[:8], 16) for digest in digests]
 
 
-class Refuted(Exception):
-    """A rerun does not bear an entry out; the message says why."""
+class Verdict(NamedTuple):
+    """What a rerun found."""
 
-    def __init__(self, why: str, outcomes: pd.DataFrame | None = None) -> None:
-        """``outcomes`` are those that were measured before."""
-        super().__init__(why)
-        self.outcomes = pd.DataFrame(columns=list(COLUMNS)) if outcomes is None else outcomes
+    problem: str
+    """Why it does not bear the entry out; "" if it does."""
+    outcomes: pd.DataFrame | None = None
+    """Of the entry and of GRPO over the learning rate, if they were measured."""
+    keeps_state: bool = False
 
 
-def rerun(entry: Entry, commit: str) -> tuple[pd.DataFrame, bool]:
-    """Return the outcomes of the entry and of GRPO over the learning rate, and whether its loss keeps a state.
-
-    Raises Refuted.
-    """
+def rerun(entry: Entry, commit: str) -> Verdict:
+    """Rerun an entry on the seeds of a commit. Raises BadEntry for weights that are not those of the model."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         entries.copy(entry, place / "code")
-        fixed = ["-m", f"experiment={RATE.experiment}", *RATE.overrides]
-        one, *_ = compose.plan([*fixed[1:], f"algorithm={REFERENCE}"])
-        fixed += [f"checkpoint_keep={one.config.steps}", f"seed={','.join(map(str, seeds(commit)))}"]
-        plans = {}
-        for loss, overrides in ((REFERENCE, [f"algorithm={REFERENCE}"]), (entry.name, entry.overrides)):
-            words = [*fixed, *overrides, f"results_dir={place / loss}"]
-            with composing(entry, place / "code"):
-                plans[loss] = words, compose.plan(words[1:], multirun=True, with_parts=False)
-        reference, own = (plans[loss][1] for loss in (REFERENCE, entry.name))
+        fresh = seeds(commit)
+        fixed = [f"experiment={RATE.experiment}", *RATE.overrides]
+        one, *_ = compose.plan([*fixed, f"algorithm={REFERENCE}"])
+        fixed.append(f"checkpoint_keep={one.config.steps}")
+        algorithms = {REFERENCE: [f"algorithm={REFERENCE}"], entry.name: entry.overrides}
+        words = {loss: [*fixed, *own, f"results_dir={place / loss}"] for loss, own in algorithms.items()}
+        swept = {loss: [*each, f"seed={','.join(map(str, fresh))}"] for loss, each in words.items()}
+        with composing(entry, place / "code"):
+            plans = {loss: compose.plan(each, multirun=True, with_parts=False) for loss, each in swept.items()}
+        reference, own = plans[REFERENCE], plans[entry.name]
         if changed := changed_setting(reference[0].plain | {"results_dir": ""}, own[0].plain | {"results_dir": ""}):
-            raise Refuted(f"it changes what the standard fixes: {changed}")
+            return Verdict(f"it changes what the standard fixes: {changed}")
         with (place / "check.txt").open("w+") as told:
             refused = _steadymoe(place, entry, "check", *entry.overrides, told=told)
             told.seek(0)
             checked = told.read(_LONGEST)
         print("\n".join(map(visible, checked.splitlines())), file=sys.stderr, flush=True)
         if refused:
-            raise Refuted("check refuses it")
-        for loss, (words, _) in plans.items():
+            return Verdict("check refuses it")
+        for loss, each in swept.items():
             if loss != REFERENCE:
                 shutil.copytree(place / REFERENCE / "cold_starts", place / loss / "cold_starts")
-            if _steadymoe(place, entry, "run", *words):
-                raise Refuted("its runs fail")
+            if _steadymoe(place, entry, "run", "-m", *each):
+                return Verdict("its runs fail")
         drawn = secrets.randbits(62)  # nobody knows these prompts before the runs have ended
-        found = [_measured(runs, reference, loss, drawn) for loss, (_, runs) in plans.items()]
+        found = [_measured(runs, reference, loss, drawn) for loss, runs in plans.items()]
         outcomes = pd.concat(found, ignore_index=True)
         best = outcomes[outcomes["loss"] == entry.name].groupby("value")["sampled"].mean().idxmax()
-        words = [*plans[entry.name][0][1:], f"optimizer.learning_rate={best:g}", f"seed={seeds(commit)[0]}"]
-        words += ["rollout.shuffle_rewards=true", "experiment_name=shuffled"]
-        words = [word for word in words if not word.startswith("seed=") or "," not in word]
-        if _steadymoe(place, entry, "run", *words):
-            raise Refuted("it fails with shuffled rewards", outcomes)
+        alone = [*words[entry.name], f"optimizer.learning_rate={best:g}", f"seed={fresh[0]}"]
+        alone += ["rollout.shuffle_rewards=true", "experiment_name=shuffled"]
+        if _steadymoe(place, entry, "run", *alone):
+            return Verdict("it fails with shuffled rewards", outcomes)
         with composing(entry, place / "code"):
-            shuffled = compose.plan(words, with_parts=False)
-        if why := _gains_without_reward(outcomes, _measured(shuffled, reference, entry.name, drawn)):
-            raise Refuted(why, outcomes)
-        return outcomes, KEEPS_STATE in checked
+            shuffled = compose.plan(alone, with_parts=False)
+        problem = _gains_without_reward(outcomes, _measured(shuffled, reference, entry.name, drawn))
+        return Verdict(problem, outcomes, not problem and KEEPS_STATE in checked)
 
 
 def _gains_without_reward(outcomes: pd.DataFrame, shuffled: pd.DataFrame) -> str:
