@@ -209,7 +209,7 @@ def write_board(board: Path) -> list[Path]:
     groups["Headroom"] = headroom(found)
     groups["The highest estimate so far"] = history(found)
     shown = known[known["loss"].isin(_SHOWN)]
-    paths = draw(profile(shown), board, "profile")
+    paths = draw(shown, board)
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
     picture = "![Held-out accuracy over three dials](profile.png)"
     text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{' '.join(map(markdown, lines))}\n\n{CAPTION}\n"
@@ -222,11 +222,11 @@ def profile(found: pd.DataFrame) -> DataFigure:
     return bearable.profile({d.name: (d.levels(found), d.column, d.at) for d in DIALS if d.name in set(found["dial"])})
 
 
-def draw(drawn: DataFigure, folder: Path, stem: str, suffixes: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write a figure to a folder in each format and return the paths."""
-    paths = [regular_files.folder(folder) / f"{stem}.{suffix}" for suffix in suffixes]
-    for path in paths:
-        with paper.used(paper.Paper(caption=True)):  # the page of the board shows the picture alone
+def draw(found: pd.DataFrame, folder: Path) -> list[Path]:
+    """Write the picture of losses, ``profile.png`` and ``profile.svg``, to a folder and return the paths."""
+    drawn, paths = profile(found), [regular_files.folder(folder) / f"profile.{suffix}" for suffix in ("png", "svg")]
+    with paper.used(paper.Paper(caption=True)):  # the page of the board shows the picture alone
+        for path in paths:
             atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
     return paths
 

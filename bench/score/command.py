@@ -3,9 +3,10 @@
 import argparse
 import functools
 import hashlib
+import itertools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,14 +105,13 @@ class Arm:
     """Its name in file names."""
     overrides: tuple[str, ...]
 
-    def words(self, dial: Dial, rate: float | None = None, more: Sequence[str] = ()) -> list[str]:
-        """Return the arguments of ``steadymoe run`` that turn a dial, at a learning rate unless that is the dial."""
-        at = [] if rate is None else [f"optimizer.learning_rate={rate:g}"]
-        return ["-m", f"experiment={dial.experiment}", *dial.overrides, *self.overrides, *at, *more]
+    def words(self, dial: Dial, more: Sequence[str] = ()) -> list[str]:
+        """Return the arguments of ``steadymoe run`` that turn a dial, with ``more`` overrides."""
+        return ["-m", f"experiment={dial.experiment}", *dial.overrides, *self.overrides, *more]
 
-    def runs(self, dial: Dial, rate: float | None = None, more: Sequence[str] = ()) -> list[Run]:
+    def runs(self, dial: Dial, more: Sequence[str] = ()) -> list[Run]:
         """Plan the runs of ``words``. Raises ConfigError."""
-        return list(_planned(tuple(self.words(dial, rate, more)[1:]), Path.cwd(), external.versions()))
+        return list(_planned(tuple(self.words(dial, more)[1:]), Path.cwd(), external.versions()))
 
 
 @functools.cache
@@ -144,8 +144,8 @@ def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, 
     """
     own, more = read(overrides), QUICK if quick else ()
     arms = _arms(own, quick)
-    first = {arm.label: arm.runs(RATE, more=more) for arm in arms}
-    _refuse(own, first, again)
+    first = {arm.label: arm.runs(RATE, more) for arm in arms}
+    _refuse(own, arms, first, again)
     for line in _progress(arms, first, quick):
         print(visible(line))
     if dry_run:
@@ -157,15 +157,15 @@ def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, 
         print(visible("\n".join(runs.redo(changed))), file=sys.stderr)
     redo = ["--redo"] if again else []
     for arm in arms:
-        if code := runs.main([*arm.words(RATE, more=more), *redo]):
+        if code := runs.main([*arm.words(RATE, more), *redo]):
             return code
-        rates = [] if quick else _wider(arms, arm)
-        if rates and (code := runs.main([*arm.words(RATE, more=[_swept(rates)]), *redo])):
+        until = arms[: arms.index(arm) + 1]
+        rates = [] if quick else outcomes.wider(_rates(until), arm.label, _grid(arm))
+        if rates and (code := runs.main([*arm.words(RATE, _at(*rates)), *redo])):
             return code
-    found = _outcomes(arms, quick)
     for dial in () if quick else DIALS[1:]:
         for arm in arms:
-            if code := runs.main([*arm.words(dial, outcomes.rate_of(found, arm.label, dial)), *redo]):
+            if code := runs.main([*arm.words(dial, _at_best(arm, dial)), *redo]):
                 return code
     return _show(own, _outcomes(arms, quick), quick)
 
@@ -175,41 +175,46 @@ def _grid(arm: Arm) -> list[float]:
     return sorted({run.config.optimizer.learning_rate for run in arm.runs(RATE)})
 
 
-def _swept(rates: Sequence[float]) -> str:
-    return f"optimizer.learning_rate={','.join(f'{rate:g}' for rate in rates)}"
-
-
-def _wider(arms: Sequence[Arm], arm: Arm) -> list[float]:
-    """Return the rates beyond an end of the grid that an arm still lacks (``outcomes.wider``)."""
-    until = arms[: list(arms).index(arm) + 1]
-    return outcomes.wider(_rates(until), arm.label, _grid(arm))
+def _at(*rates: float) -> list[str]:
+    return [f"optimizer.learning_rate={','.join(f'{rate:g}' for rate in rates)}"]
 
 
 def _rates(arms: Sequence[Arm], quick: bool = False) -> pd.DataFrame:
     """Return the outcomes over the learning rate, those beyond the grid's ends included."""
     found = []
     for arm in arms:
-        planned, grid = arm.runs(RATE, more=QUICK if quick else ()), _grid(arm)
-        beyond = [] if quick else arm.runs(RATE, more=[_swept([grid[0] / 2, 2 * grid[-1]])])
+        planned, grid = arm.runs(RATE, QUICK if quick else ()), _grid(arm)
+        beyond = [] if quick else arm.runs(RATE, _at(grid[0] / 2, 2 * grid[-1]))
         found.append(outcomes.of_runs([*planned, *beyond], RATE, arm.label))
     return pd.concat(found, ignore_index=True)
 
 
+def _at_best(arm: Arm, dial: Dial) -> list[str]:
+    """Return the override of a dial that is turned at an arm's best rate; none before the arm has one."""
+    if not dial.at_best_rate or (ended := _rates([arm])).empty:
+        return []
+    return _at(outcomes.best_rate(ended, arm.label))
+
+
+def _later(arms: Sequence[Arm]) -> list[tuple[Arm, Dial, list[Run]]]:
+    """Return the runs of the other dials; see ``_at_best``."""
+    return [(arm, dial, arm.runs(dial, _at_best(arm, dial))) for arm in arms for dial in DIALS[1:]]
+
+
+def _missing(planned: Iterable[Run]) -> list[Run]:
+    return [run for run in planned if record.status(run.folder) not in record.ENDED]
+
+
 def _outcomes(arms: Sequence[Arm], quick: bool = False) -> pd.DataFrame:
     """Return the outcomes of everything that has ended."""
-    found = _rates(arms, quick)
-    for arm in [] if quick else arms:
-        for dial in DIALS[1:]:
-            planned = arm.runs(dial, outcomes.rate_of(found, arm.label, dial))
-            found = pd.concat([found, outcomes.of_runs(planned, dial, arm.label)])
-    return found.reset_index(drop=True)
+    found = [outcomes.of_runs(planned, dial, arm.label) for arm, dial, planned in ([] if quick else _later(arms))]
+    return pd.concat([_rates(arms, quick), *found], ignore_index=True)
 
 
-def _refuse(own: Arm, first: dict[str, list[Run]], again: bool) -> None:
+def _refuse(own: Arm, arms: Sequence[Arm], first: dict[str, list[Run]], again: bool) -> None:
     """Raise ConfigError for what would stop a score later, or would score something else."""
-    standard.refuse_other_settings(RATE, first[REFERENCE])
-    for dial in DIALS[1:]:
-        standard.refuse_other_settings(dial, Arm(REFERENCE, REFERENCE, (f"algorithm={REFERENCE}",)).runs(dial))
+    for dial in DIALS:
+        standard.refuse_other_settings(dial, first[REFERENCE] if dial == RATE else arms[0].runs(dial))
     if changed := standard.changed_setting(first[REFERENCE][0].plain, first[own.label][0].plain):
         raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
     tuned = [word for word in own.overrides if not word.startswith("algorithm=")]
@@ -232,14 +237,13 @@ def _has_changed(run: Run) -> bool:
 
 def _progress(arms: Sequence[Arm], first: dict[str, list[Run]], quick: bool) -> list[str]:
     """Return lines on finished and missing runs, and how long the missing ones take at the recorded pace."""
-    planned = list({run.folder: run for each in first.values() for run in each}.values())
     at = at_once(arms[0].words(RATE)[1:], True) or 1
-    states = [record.read_state(run.folder) for run in planned]
+    states = [record.read_state(run.folder) for planned in first.values() for run in planned]
     lines, missing = [f"rate: {dry.summary(states)}"], sum(not state.has_ended for state in states)
     if not quick:
-        later = [_missing(runs) for runs in _later(arms)]
-        missing += sum(later)
-        lines.append(f"staleness and mismatch: {sum(later)} to run")
+        later = len(_missing(run for *_, planned in _later(arms) for run in planned))
+        missing += later
+        lines.append(f"staleness and mismatch: {later} to run")
     facts = standard.made()
     if missing:
         minutes = missing * facts["minutes"] / min(at, missing)
@@ -250,20 +254,6 @@ def _progress(arms: Sequence[Arm], first: dict[str, list[Run]], quick: bool) -> 
     return lines
 
 
-def _missing(planned: Sequence[Run]) -> int:
-    return sum(record.status(run.folder) not in record.ENDED for run in planned)
-
-
-def _later(arms: Sequence[Arm]) -> list[list[Run]]:
-    """Return the runs of the other dials, each arm at its best rate so far, or at the setting's before it has one."""
-    found = []
-    for arm in arms:
-        ended = _rates([arm])
-        rates = [outcomes.rate_of(ended, arm.label, dial) if len(ended) else None for dial in DIALS[1:]]
-        found += [arm.runs(dial, rate) for dial, rate in zip(DIALS[1:], rates, strict=True)]
-    return found
-
-
 def _show(own: Arm, found: pd.DataFrame, quick: bool) -> int:
     """Print the scores, and write the page with its figure and its numbers."""
     scored = outcomes.scores(found)
@@ -272,7 +262,7 @@ def _show(own: Arm, found: pd.DataFrame, quick: bool) -> int:
     version = f"{VERSION}-quick" if quick else VERSION
     folder = regular_files.folder(_RESULTS, "scores", version, own.name)
     command = shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
-    paths = board.draw(board.profile(found), folder, "profile")
+    paths = board.draw(found, folder)
     title = f"{visible(own.label)} in {version}"
     page = board.page(title, found, {"Bearable stress": rows}, notes, own.label, command)
     paths += write.files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
@@ -289,16 +279,16 @@ def submit(overrides: Sequence[str], to: Path, paper: str, tuned: Path | None) -
     own = read(overrides)
     arms = _arms(own)
     first = {arm.label: arm.runs(RATE) for arm in arms}
-    _refuse(own, first, again=False)
+    _refuse(own, arms, first, again=False)
     if len(own.overrides) > 1 and tuned is None:
         raise ConfigError(
             "numbers on the command line are tuned: --tuned must name the table of the runs that chose them"
         )
-    for runs_of_dial in [*first.values(), *_later(arms)]:
-        if missing := [run for run in runs_of_dial if record.status(run.folder) not in record.ENDED]:
-            command = shlex.join(["steadymoe", "score", *own.overrides])
-            raise ConfigError(f"{own.label} is not fully scored, {missing[0].folder} is missing; run {command}")
-    found = _outcomes(arms)
+    later = (planned for *_, planned in _later(arms))
+    if missing := _missing(itertools.chain(*first.values(), *later)):
+        command = shlex.join(["steadymoe", "score", *own.overrides])
+        raise ConfigError(f"{own.label} is not fully scored, {missing[0].folder} is missing; run {command}")
+    found = _outcomes(arms).replace({"loss": {own.label: own.name}})
     last = archive.load(_RESULTS, RATE.experiment)["runs"].iloc[-1]
     about = {"name": own.name, "words": shlex.join(own.overrides), "paper": paper}
     about |= {key: str(last[key]) for key in ("machine", "revision", "versions")}

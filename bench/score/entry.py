@@ -90,14 +90,17 @@ class Entry:
 def write(
     to: Path, about: Mapping[str, str], overrides: Sequence[str], outcomes: pd.DataFrame, tuned: Path | None
 ) -> Path:
-    """Write an entry to the new folder ``to`` and return it. Raises BadEntry if it exists or would be refused."""
+    """Write an entry to the new folder ``to`` and return it. Raises BadEntry if it exists or would be refused.
+
+    In ``outcomes`` the scored loss has its name on the board.
+    """
     if to.exists():
         raise BadEntry(f"{to} already exists; an entry needs a new folder")
     name = about["name"]
     files = own_files(overrides) | {
         ABOUT: json.dumps({"standard": VERSION, **about}, indent=1, ensure_ascii=False) + "\n",
         README: f"# {name}\n\n{about['paper']}\n\n{_IDEA}\n\nWhat does it change, and why should it bear more?\n",
-        standard.OUTCOMES: outcomes.replace({"loss": {_label(overrides, outcomes): name}}).to_csv(index=False),
+        standard.OUTCOMES: outcomes.to_csv(index=False),
     }
     if tuned is not None:
         files[TUNING] = regular_files.read_bytes(tuned, _LARGEST).decode()
@@ -111,12 +114,6 @@ def write(
         return temporary.rename(to)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _label(overrides: Sequence[str], outcomes: pd.DataFrame) -> str:
-    """Return the scored loss's label in ``outcomes``: the one that is no anchor, or an anchor that is itself scored."""
-    own = [loss for loss in outcomes["loss"].unique() if loss not in ANCHORS]
-    return str(own[0]) if own else overrides[0].partition("=")[2]
 
 
 def own_files(overrides: Sequence[str]) -> dict[str, str]:
