@@ -59,18 +59,11 @@ def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
     """Return the outcomes of one loss from the table ``steps`` of ``archive.load``."""
     steps = steps.assign(rate=steps["learning_rate"], turned=steps[dial.column].astype(float))
     keys, start = ["algorithm", "rate", "turned", "seed"], steps[steps["step"] == 0]
-    found = {
-        **{"start": tables.run_numbers(start, "eval_accuracy", "first", keys)},
-        **{"start_greedy": tables.run_numbers(start, "eval_greedy", "first", keys)},
-        **{name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()},
-    }
+    found = {"start": tables.run_numbers(start, "eval_accuracy", "first", keys)}
+    found |= {"start_greedy": tables.run_numbers(start, "eval_greedy", "first", keys)}
+    found |= {name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()}
     rows = pd.DataFrame(found).dropna(subset=["sampled"]).reset_index().rename(columns={"turned": "value"})
     return rows.assign(dial=dial.name, loss=loss)[list(COLUMNS)]
-
-
-def rate_of(outcomes: pd.DataFrame, loss: str, dial: Dial) -> float | None:
-    """Return the learning rate at which a dial is turned for a loss; None for that of the dial's experiment."""
-    return best_rate(outcomes, loss) if dial.at_best_rate else None
 
 
 def best_rate(outcomes: pd.DataFrame, loss: str) -> float:
@@ -102,7 +95,7 @@ def scores(outcomes: pd.DataFrame) -> list[Score]:
         levels = dial.levels(outcomes)
         numbers = {loss: bearable.borne(levels, loss, dial.at)[0] for loss in losses if loss in set(levels["line"])}
         known = {loss: number for loss, number in numbers.items() if number is not None}
-        others = [loss for loss in losses if loss in known and loss != REFERENCE]
+        others = [loss for loss in known if loss != REFERENCE]
         corrected = dict(zip(others, holm([known[loss].p for loss in others]), strict=True))
         for loss, number in numbers.items():
             borne[loss][dial.name] = number
@@ -160,9 +153,8 @@ def notes(found: Sequence[Score], outcomes: pd.DataFrame, own: str, quick: bool)
     if quick:
         return [*lines, "A first look: three seeds decide nothing, and the grid is short. Whole: without --quick."]
     (mine,) = [each for each in found if each.loss == own]
-    for name, number in mine.borne.items():
-        least = np.nan if number is None or own == REFERENCE else smallest(number, len(found) - 1)
-        if number is not None and np.isfinite(least):
+    for name, number in mine.borne.items() if own != REFERENCE else ():
+        if number is not None and np.isfinite(least := smallest(number, len(found) - 1)):
             lines.append(
                 f"{name}: a ratio of {least:.2f}, or its inverse, is the smallest that {number.n} seeds decide here."
             )
