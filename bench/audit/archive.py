@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +111,20 @@ def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
 
 def _joined(place: Path, folders: Sequence[Path]) -> Archive:
     """Join the tables of all folders, with ``ADDED``."""
-    every = [_facts(folder) for folder in folders]
-    strengths = [_number(facts["config"]["engine"].get("strength", 0.0)) for facts in every]
-    audits = {"checkpoint": range(len(folders)), "setting": _settings(place, every, folders), "strength": strengths}
+    every = {folder: _facts(folder) for folder in folders}
+    strengths = [_number(facts["config"]["engine"].get("strength", 0.0)) for facts in every.values()]
+    audits = {"checkpoint": range(len(every)), "setting": _settings(place, every), "strength": strengths}
     rows = tables.read(folders).merge(pd.DataFrame(audits), on="checkpoint", how="left")
-    rows = rows.merge(_losses(every, folders), on="loss", how="left")
+    rows = rows.merge(_losses(every), on="loss", how="left")
     rows["algorithm"] = rows["algorithm"].fillna("")
     unfinished = [
         visible(f"{folder.relative_to(place)} is not finished: {facts['command']}")
-        for folder, facts in zip(folders, every, strict=True)
+        for folder, facts in every.items()
         if not all(table_path(folder, k).exists() for k in facts["config"]["audit"]["drift"])
     ]
     made = [
         {"checkpoint": number} | {key: facts[key] for key in _FACTS if key in facts}
-        for number, facts in enumerate(every)
+        for number, facts in enumerate(every.values())
     ]
     return Archive(all_visible(rows), unfinished, made)
 
@@ -144,23 +145,19 @@ def _read(path: Path, fields: lifecycle.Fields) -> dict[str, Any]:
     return facts
 
 
-def _settings(place: Path, every: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> list[str]:
+def _settings(place: Path, every: Mapping[Path, Mapping[str, Any]]) -> list[str]:
     """Return the overrides by which each audit differs from the others, ``key=value …``; "" for all if none does.
 
     Model and task are named as in the folder, and the names stand for everything in their sections.
     """
     flats = []
-    for facts, folder in zip(every, folders, strict=True):
+    for folder, facts in every.items():
         named = dict(zip(("model", "task"), folder.relative_to(place).parts, strict=False))
         flat = {key: value for key, value in identity.flatten(facts["config"]).items() if identity.changes_numbers(key)}
         flats.append(named | {key: value for key, value in flat.items() if key not in _NOT_SETTINGS})
-    keys = [key for key in dict.fromkeys(key for flat in flats for key in flat) if _differs(key, flats)]
+    keys = [key for key in dict.fromkeys(chain(*flats)) if len({str(flat.get(key)) for flat in flats}) > 1]
     keys = [key for key in keys if "." not in key or key.partition(".")[0] not in {"model", "task"} & set(keys)]
     return [" ".join(_override(key, flat[key]) for key in keys if key in flat) for flat in flats]
-
-
-def _differs(key: str, flats: Sequence[Mapping[str, Any]]) -> bool:
-    return len({str(flat.get(key)) for flat in flats}) > 1
 
 
 def _override(key: str, value: Any) -> str:
@@ -169,14 +166,15 @@ def _override(key: str, value: Any) -> str:
     return f"{key.removesuffix('._target_').rpartition('.')[2]}={value.rpartition('.')[2] if is_class else value}"
 
 
-def _losses(every: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> pd.DataFrame:
+def _losses(every: Mapping[Path, Mapping[str, Any]]) -> pd.DataFrame:
     """Return each label's algorithm and, if it differs from the algorithm in nothing else, its band."""
     rows: dict[str, dict[str, Any]] = {}
     arms: dict[str, dict[str, Any]] = {}
-    for facts, folder in zip(every, folders, strict=True):
+    first = next(iter(every))
+    for folder, facts in every.items():
         for label, arm in facts["arms"].items():
             if arms.setdefault(label, arm) != arm:
-                raise Damaged(f"{folder}: {label!r} is a different loss in {folders[0]}; give them different labels")
+                raise Damaged(f"{folder}: {label!r} is a different loss in {first}; give them different labels")
             is_band = set(arm) <= {"algorithm", *(f"algorithm.loss.{name}" for name in _BAND)}
             loss = facts["losses"].get(label, {}) if is_band else {}
             numbers = {name: _number(loss.get(name)) for name in _BAND}

@@ -51,7 +51,6 @@ def main(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    """Return the parser of the measurement."""
     parser = Parser(prog="steadymoe audit", description=_MEASURE)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     parser.add_argument("--dry", action="store_true", help="print what exists and what would run")

@@ -6,7 +6,7 @@ Every function takes the rows of one setting. A figure of one drift shows the la
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,12 +63,10 @@ def _grid(
             style.line(axis, label, drawn, replace(look, marked=True), panel.format(**labels))
         axis.axhline(0, color="#999999", linewidth=0.6, zorder=0)
         _explain_empty(axis, here)
-        if place % len(columns[1]) == 0:
-            axis.set_ylabel(ylabel.format(**labels))
         if place < len(columns[1]):
             axis.set_title(labels["column"])
-        if place >= len(cells) - len(columns[1]):
-            axis.set_xlabel(x[1])
+        axis.set(xlabel=x[1], ylabel=ylabel.format(**labels))
+        axis.label_outer()
     return figure, named
 
 
@@ -127,7 +125,7 @@ def blocks(table: pd.DataFrame) -> DataFigure:
     if shares.empty:
         raise CannotDraw("it lacks shares of blocks: no gradient has a signal")
     named = [name for name in BLOCKS if (shares["block"] == name).any()]
-    colours = [looks.ramp(place, len(named)).colour for place in range(len(named))]
+    colours = [look.colour for look in looks.ordered(named).values()]
     routings, losses = _routings(shares), sorted(_whole(table)["loss"].unique())
     height = 0.9 + 1.3 * len(routings)
     with style.figure_style():
@@ -156,10 +154,10 @@ def bands(table: pd.DataFrame) -> DataFigure:
     whole = _whole(table)
     known = whole[whole["quantity"].eq("usefulness") & whole["clip_low"].gt(0) & whole["clip_high"].gt(0)]
     known = known[known["k"] > 0].dropna(subset=["mean"])
-    names = _on_map(known)
+    widths = known[known["clip_low"] == known["clip_high"]].groupby("algorithm")["clip_low"].nunique()
+    names = widths.index[widths > 1].tolist()
     if not names:
-        needed = "two symmetric bands of one algorithm with a usefulness at k above 0"
-        raise CannotDraw(f"it lacks {needed}")
+        raise CannotDraw("it lacks two symmetric bands of one algorithm with a usefulness at k above 0")
     shown = known[known["algorithm"].isin(names)]
     shown = shown.assign(width=np.sqrt(shown["clip_low"] * shown["clip_high"])).sort_values("width", kind="stable")
     is_even = shown["clip_low"] == shown["clip_high"]
@@ -202,7 +200,7 @@ def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
     table = table.assign(**{name: table[name].where(is_drawn) for name in ("mean", "low", "high")})
     table["column"] = list(zip(table["setting"], table["strength"], strict=True))
     columns, drifts = _by_length(rows), sorted(table["k"].unique())
-    lines = {k: (f"k = {k}", replace(looks.ramp(place, len(drifts)), dashes="-")) for place, k in enumerate(drifts)}
+    lines = {k: (f"k = {k}", replace(look, dashes="-")) for k, look in looks.ordered(drifts).items()}
     with style.figure_style():
         figure, axes = _grid(
             table, ("unit", {unit: unit for unit in clips.UNITS}), ("column", columns), ("k", lines),
@@ -219,24 +217,12 @@ def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
 
 def _by_length(rows: pd.DataFrame) -> dict[tuple[str, float], str]:
     """Return (setting, strength) → title of each column, by the mean length of the responses."""
-    lengths = (
-        rows[rows["quantity"] == "response_length"]
-        .groupby(["setting", "strength"])["value"]
-        .mean()
-        .sort_values(kind="stable")
-    )
-    keys = cast(list[tuple[str, float]], lengths.index.tolist())
-    titles = {key: f"responses of {length:.0f} tokens" for key, length in zip(keys, lengths, strict=True)}
+    lengths = rows[rows["quantity"] == "response_length"].groupby(["setting", "strength"])["value"].mean()
+    ascending: dict[Any, float] = lengths.sort_values(kind="stable").to_dict()
+    titles = {key: f"responses of {length:.0f} tokens" for key, length in ascending.items()}
     if len(set(titles.values())) < len(titles):
         titles = {key: f"{title}\n{key[0]} strength {key[1]:g}" for key, title in titles.items()}
     return titles
-
-
-def _on_map(table: pd.DataFrame) -> list[str]:
-    """Return the algorithms with two symmetric bands or more."""
-    even = table[table["clip_low"] == table["clip_high"]]
-    counts = even.groupby("algorithm")["clip_low"].nunique()
-    return sorted(str(name) for name in counts.index[counts > 1])
 
 
 def _whole(table: pd.DataFrame) -> pd.DataFrame:

@@ -138,14 +138,12 @@ def _measured(config: RunConfig) -> RunConfig:
 
 def _check(run: Run) -> None:
     """Raise ConfigError for what an audit cannot measure."""
-    config, audit = run.config, run.config.audit
+    config, audit, choices = run.config, run.config.audit, run.choices
     has_experts = fits.has_experts(config.model)
     refusals = {
-        f"routing={run.choices['routing']}: an audit sets replay by audit.routing=[free,r2]": (
-            run.choices["routing"] != "off"
-        ),
+        f"routing={choices['routing']}: an audit sets replay by audit.routing=[free,r2]": choices["routing"] != "off",
         "engine=stale: an audit samples with one set of weights; use audit.drift for staleness": (
-            run.choices["engine"] == "stale"
+            choices["engine"] == "stale"
         ),
         "an audit measures only gradients of losses; leave routing.aux_loss, z_loss and bias_speed at 0": (
             config.routing.aux_loss or config.routing.z_loss or config.routing.bias_speed
@@ -167,7 +165,7 @@ def _check(run: Run) -> None:
         "this model is dense and has no routers to replay or to scale; use audit.routing=[free] and "
         "audit.router_scale=[1.0]": (not has_experts and (audit.routing != ("free",) or audit.router_scale != (1.0,))),
         "audit.routing: r3 replays the sampler's routes, which engine=exact shares with r2; use r2": (
-            "r3" in audit.routing and run.choices["engine"] == "exact"
+            "r3" in audit.routing and choices["engine"] == "exact"
         ),
     }
     for message, is_refused in refusals.items():
@@ -188,7 +186,6 @@ def _hash(run: Run, of_losses: Mapping[str, Run]) -> str:
 
 
 def _code() -> str:
-    """Return a hash of the code that measures."""
     return source.digest([source.SUITE / "bench" / name for name in _MEASURES])
 
 
