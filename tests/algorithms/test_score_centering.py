@@ -81,13 +81,3 @@ def test_proportional_tail_is_exact(name: str) -> None:
         moved_V = moved_V.log_softmax(-1)
         for token in order[:3].tolist():
             assert_close(in_logits(name, token, moved_V, sampler_V, 3), exact(name, token, moved_V, sampler_V))
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_the_mean_under_the_sampler_is_zero(name: str) -> None:
-    """Of the score with advantage 1: what carries no reward moves nothing, whatever the mismatch."""
-    policy_V, sampler_V = policies()
-    each = [in_logits(name, token, policy_V, sampler_V, VOCABULARY) for token in range(VOCABULARY)]
-    assert max(float(gradient_V.abs().max()) for gradient_V in each) > 0.1
-    mean_V = (sampler_V.exp()[:, None] * torch.stack(each)).sum(0)
-    assert_close(mean_V, torch.zeros(VOCABULARY).double(), atol=1e-12, rtol=0)
