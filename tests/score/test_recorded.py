@@ -15,10 +15,33 @@ from steadymoe.bench.report.figures import bearable, find
 from steadymoe.bench.score import board, outcomes, standard
 from steadymoe.bench.score.standard import MISMATCH, RATE, REFERENCE
 from steadymoe.bench.statistics.comparisons import holm, is_decided
-from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.statistics.estimates import Estimate, over_seeds
 
 ROOT = Path(__file__).parents[2]
 RULER = ROOT / "results" / "ruler"
+README, QUESTIONS, PAGE = (
+    (ROOT / page).read_text() for page in ("README.md", "docs/questions.md", "results/ruler/README.md")
+)
+
+
+def section(begins: str, ends: str = "\n## ") -> str:
+    """The part of the ruler's page from these words on."""
+    return PAGE.partition(begins)[2].partition(ends)[0]
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.split("|")[1:-1]]
+
+
+def row_of(text: str, begins: str) -> list[str]:
+    """The cells of the one row that begins so."""
+    (row,) = [line for line in text.splitlines() if line.startswith(begins)]
+    return cells(row)
+
+
+def interval(each: Estimate, digits: int = 3) -> str:
+    """As pages write it."""
+    return f"{each.mean:.{digits}f} [{each.low:.{digits}f}, {each.high:.{digits}f}]".replace("-", "−")
 
 
 def at_best(loss: str) -> pd.DataFrame:
@@ -42,7 +65,7 @@ def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
 
 @pytest.mark.parametrize(("name", "place"), [("selection", 0), ("long", 1), ("larger", 2)])
 def test_gate_v8_fails_where_sharpening_alone_gains_too_much(name: str, place: int) -> None:
-    section = (RULER / "README.md").read_text().partition("**V8 passes on")[2].partition("\n## ")[0]
+    text = section("**V8 passes on")
     gains = {}
     for experiment in (f"controls_{name}", f"bearable_{name}"):
         steps = archive.load(RULER, experiment)["steps"]
@@ -54,14 +77,14 @@ def test_gate_v8_fails_where_sharpening_alone_gains_too_much(name: str, place: i
     rows = {"GRPO": ("bearable", "grpo", 1e-4), "shuffled rewards": ("controls", "grpo", 1e-4)}
     rows |= {f"sharpening, {rate}": ("controls", "sharpening", float(rate)) for rate in ("1e-6", "4e-6", "1.6e-5")}
     for words, (kind, algorithm, rate) in rows.items():
-        (row,) = [line for line in section.splitlines() if line.startswith(f"| {words} |")]
-        cells = [f"{gains[kind, metric, algorithm, rate]:.3f}" for metric in ("eval_accuracy", "eval_greedy")]
-        assert [cell.strip().replace("−", "-") for cell in row.split("|")[2 + 2 * place : 4 + 2 * place]] == cells
+        found = [f"{gains[kind, metric, algorithm, rate]:.3f}" for metric in ("eval_accuracy", "eval_greedy")]
+        row = row_of(text, f"| {words} |")
+        assert row[1 + 2 * place : 3 + 2 * place] == [each.replace("-", "−") for each in found]
     most = max(gain for (kind, metric, *_), gain in gains.items() if (kind, metric) == ("controls", "eval_accuracy"))
     share = most / gains["bearable", "eval_accuracy", "grpo", 1e-4]
     passes = share <= 0.25 and gains["bearable", "eval_greedy", "grpo", 1e-4] >= 0.15
     assert passes == (name == "larger")
-    assert passes or f"{share:.0%}".replace("%", " %") in section
+    assert passes or f"{share:.0%}".replace("%", " %") in text
 
 
 def test_advantage_table_matches_the_runs() -> None:
@@ -70,7 +93,6 @@ def test_advantage_table_matches_the_runs() -> None:
     steps = steps[(steps["metric"] == "eval_accuracy") & (steps["algorithm"] == REFERENCE)].sort_values("step")
     name = steps["axes"].str.extract("advantage=([a-z_]+)")[0].where(~steps["axes"].str.contains("max_rollouts"), "4")
     ends = steps.groupby(["learning_rate", name, "seed"])["value"].last().unstack()
-    text = (RULER / "README.md").read_text()
     rows = {
         "group_mean_std": "| GRPO's: ",
         "plus_minus": "(`plus_minus`)",
@@ -79,7 +101,7 @@ def test_advantage_table_matches_the_runs() -> None:
         "4": "max_rollouts=4",
     }
     for each, words in rows.items():
-        (row,) = [line for line in text.splitlines() if line.startswith("|") and words in line]
+        (row,) = [line for line in PAGE.splitlines() if line.startswith("|") and words in line]
         for place, rate in enumerate((1e-4, 4e-4)):
             mean, difference = row.split("|")[2 * place + 2 : 2 * place + 4]
             assert ends.loc[rate, each].count() == 10
@@ -91,19 +113,19 @@ def test_advantage_table_matches_the_runs() -> None:
 
 def test_repeated_mismatch_matches_its_runs() -> None:
     """Columns: what was recorded first, the repetition, both. SAPO's first seeds are paired with GRPO's there."""
-    table, text = standard.recorded(), (RULER / "README.md").read_text()
+    table = standard.recorded()
     table = table[table["dial"] == MISMATCH.name]
     is_repeated = table["seed"].isin(standard.REPEATED)
     columns = [MISMATCH.levels(ours) for ours in (table[~is_repeated], table[is_repeated], table)]
-    section = text.partition("## Does the mismatch repeat?")[2].partition("\n## ")[0]
+    text = section("## Does the mismatch repeat?")
     rows = {"gspo": "GSPO", "vespo": "VESPO", "grpo_unclipped": "GRPO without a clip", "cispo": "CISPO"}
     found = [
         {loss: bearable.borne(ours, loss, MISMATCH.at)[0] for loss in (*rows, "sapo") if loss in set(ours["line"])}
         for ours in columns
     ]
     for loss, name in rows.items():
-        assert f"| {name} | {' | '.join(str(numbers[loss]) for numbers in found)} |" in section
-    assert f"| SAPO | | {found[1]['sapo']} | |" in section
+        assert f"| {name} | {' | '.join(str(numbers[loss]) for numbers in found)} |" in text
+    assert f"| SAPO | | {found[1]['sapo']} | |" in text
     decided = []
     for numbers in found:
         known = {loss: number for loss, number in numbers.items() if number is not None}
@@ -118,7 +140,7 @@ def test_repeated_mismatch_matches_its_runs() -> None:
     all_xeon = archive.load(RULER, "bearable_mismatch")["steps"]
     every = pd.concat([outcomes.of_steps(ours, MISMATCH, loss) for loss, ours in all_xeon.groupby("algorithm")])
     first, whole = (bearable.borne(MISMATCH.levels(runs), "sapo", MISMATCH.at)[0] for runs in (xeon, every))
-    assert f"{first} there, {whole} on all ten" in section
+    assert f"{first} there, {whole} on all ten" in text
     assert whole is not None
     corrected_whole = holm([whole.p, *(number.p for loss, number in known.items() if loss != "sapo")])[0]
     assert (is_decided(corrected_whole, whole.n), round(corrected_whole, 3)) == (True, 0.003)
@@ -132,10 +154,10 @@ def test_router_table_matches_its_runs() -> None:
     }
     measured = archive.load(RULER, "bearable_routers_measured")["steps"]
     relative = measured.groupby(["metric", "arm"])["value"].mean()
-    section = (RULER / "README.md").read_text().partition("## How fast may routers step?")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in section.splitlines() if " | 0." in row]
+    text = section("## How fast may routers step?")
+    rows = [cells(row) for row in text.splitlines() if " | 0." in row]
     assert len(rows) == 6
-    base, pvalues, questions = "", [], (ROOT / "docs/questions.md").read_text()
+    base, pvalues = "", []
     for size, factor, rate, step, start, sampled, apart, greedy, apart_greedy, n in rows:
         scale = {"flat": "0.1", "natural": "1.0"}[size]
         arm = f"grpo router_scale={scale} learning_rate={float(rate)} router_factor={float(factor)}"
@@ -147,10 +169,9 @@ def test_router_table_matches_its_runs() -> None:
             assert str(ends[arm].count()) == n
             if difference:
                 paired = over_seeds((ends[arm] - ends[base]).dropna().tolist())
-                shown = f"{paired.mean:.3f} [{paired.low:.3f}, {paired.high:.3f}]"
-                cost = f"{-paired.mean:.3f} [{-paired.high:.3f}, {-paired.low:.3f}]"
-                assert metric == "eval_greedy" or rate != "1e-4" or cost in questions
-                assert shown.replace("-", "−") == difference
+                assert interval(paired) == difference
+                cost = interval(Estimate(-paired.mean, -paired.high, -paired.low, paired.n))
+                assert metric == "eval_greedy" or rate != "1e-4" or cost in QUESTIONS
         if apart:
             ends = of["eval_accuracy"]["last"]
             pvalues.append(ttest_1samp((ends[arm] - ends[base]).dropna(), 0).pvalue)
@@ -162,9 +183,9 @@ def test_router_table_matches_its_runs() -> None:
     ends = of["eval_accuracy"]["last"]
     arms = [f"grpo router_scale={scale} learning_rate=0.0001 router_factor={scale}" for scale in ("1.0", "0.1")]
     apart = over_seeds((ends[arms[0]] - ends[arms[1]]).tolist())
-    assert f"natural minus flat {apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]".replace("-", "−") in section
+    assert f"natural minus flat {interval(apart)}" in text
     permuted = of["eval_accuracy_permuted"]["last"].mean()
-    assert f"{permuted.min():.3f} to {permuted.max():.3f}" in section
+    assert f"{permuted.min():.3f} to {permuted.max():.3f}" in text
 
 
 def first_seeds() -> pd.DataFrame:
@@ -175,11 +196,10 @@ def first_seeds() -> pd.DataFrame:
 
 def test_second_task_matches_the_runs() -> None:
     table = bearable.table(archive.load(RULER, "bearable_selection")["steps"]).set_index("loss")
-    pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "results/ruler/README.md")]
-    assert all(table.loc["gspo", "× grpo"] in page for page in pages)
+    assert all(table.loc["gspo", "× grpo"] in page for page in (QUESTIONS, PAGE))
     rows = {"rspo_gspo": "| RSPO on GSPO", "gspo": "| GSPO", "vespo": "| VESPO", "grpo": "| GRPO |"}
     rows |= {"grpo_unclipped": "| GRPO without", "cispo": "| CISPO"}
-    section = pages[-1].partition("### Six losses on a second task")[2].partition("\n## ")[0].splitlines()
+    text = section("### Six losses on a second task")
     scores = {each.loss: each for each in outcomes.scores(first_seeds())}
     levels = bearable.levels(archive.load(RULER, "bearable_selection")["steps"])
     others = [loss for loss in rows if loss != REFERENCE]
@@ -187,20 +207,20 @@ def test_second_task_matches_the_runs() -> None:
     corrected = holm([number.p for number in numbers if number is not None])
     decided = {loss for loss, p in zip(others, corrected, strict=True) if is_decided(p, 5)}
     for loss, begins in rows.items():
-        (row,) = [line for line in section if line.startswith(begins)]
-        cells = [cell.strip().removesuffix(" *") for cell in row.split("|")[2:6]]
-        stars = [cell.strip().endswith(" *") for cell in row.split("|")[2:4]]
-        assert stars == [scores[loss].decided[RATE.name], loss in decided]
-        here = [str(scores[loss].borne[RATE.name]), table.loc[loss, "× grpo"]]
-        assert cells[:2] == here
-        assert [float(cell) for cell in cells[2:]] == pytest.approx(
+        first, second, *at_best = row_of(text, begins)[1:5]
+        for cell, number, is_decided_ in (
+            (first, str(scores[loss].borne[RATE.name]), scores[loss].decided[RATE.name]),
+            (second, table.loc[loss, "× grpo"], loss in decided),
+        ):
+            assert cell == f"{number} *" if is_decided_ else number
+        assert [float(cell.removesuffix(" *")) for cell in at_best] == pytest.approx(
             [scores[loss].sampled.mean, table.loc[loss, "sampled at best"].mean], abs=6e-4
         )
 
 
 def test_settings_table_matches_the_runs() -> None:
-    text = (RULER / "README.md").read_text().partition("## Does the number carry over?")[2]
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| `bear")]
+    text = PAGE.partition("## Does the number carry over?")[2]
+    rows = [cells(row) for row in text.splitlines() if row.startswith("| `bear")]
     names = [row[0].partition("`, ")[0].strip("`") for row in rows]
     assert len(names) >= 3
     data = {name: archive.load(RULER, name) for name in names}
@@ -229,16 +249,14 @@ def test_settings_table_matches_the_runs() -> None:
     larger = bearable.borne(bearable.levels(data["bearable_larger"]["steps"]), "gspo")[0]
     assert larger is not None
     for factor in (larger.own_best, larger.headroom):
-        assert f"{factor.mean:.2f} [{factor.low:.2f}, {factor.high:.2f}]" in text
-    pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "README.md")]
-    assert all(row[5] in page for row in rows[1:] for page in pages)
+        assert interval(factor, digits=2) in text
+    assert all(row[5] in page for row in rows[1:] for page in (QUESTIONS, README))
 
 
 def test_decaying_rate_table_matches_the_runs() -> None:
-    text = (RULER / "README.md").read_text().partition("## A rate that falls")[2].partition("\n## ")[0]
+    text = section("## A rate that falls")
     constant, falling = (bearable.levels(archive.load(RULER, name)["steps"]) for name in ("bearable", "bearable_decay"))
     for rate in ("1e-4", "2e-4", "4e-4", "8e-4"):
-        (row,) = [line for line in text.splitlines() if line.startswith(f"| {rate} |")]
         said = []
         for loss in (REFERENCE, "gspo"):
             before, after = (
@@ -246,14 +264,9 @@ def test_decaying_rate_table_matches_the_runs() -> None:
                 for runs in (constant, falling)
             )
             apart = over_seeds((after - before).tolist())
-            said += [
-                f"{before.mean():.3f}",
-                f"{after.mean():.3f}",
-                f"{apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]",
-            ]
-        assert [cell.strip() for cell in row.split("|")[2:8]] == [cell.replace("-", "−") for cell in said]
-        if rate != "8e-4":
-            assert said[2].replace("-", "−") in (ROOT / "docs" / "questions.md").read_text()
+            said += [f"{before.mean():.3f}", f"{after.mean():.3f}", interval(apart)]
+        assert row_of(text, f"| {rate} |")[1:7] == said
+        assert rate == "8e-4" or said[2] in QUESTIONS
     ours = {loss: bearable.borne(falling, loss)[0] for loss in (REFERENCE, "gspo")}
     assert f"{ours[REFERENCE].crossing * 1e4:.1f}e-4 in place of" in text  # type: ignore[union-attr]
     assert f"more than {ours['gspo'].ratio:.2f} times" in text  # type: ignore[union-attr]
@@ -261,15 +274,15 @@ def test_decaying_rate_table_matches_the_runs() -> None:
 
 
 def test_norm_cut_table_matches_the_runs() -> None:
-    text = (RULER / "README.md").read_text().partition("## The cut of the gradient's norm")[2].partition("\n## ")[0]
+    text = section("## The cut of the gradient's norm")
     names = {"GRPO": "grpo", "GSPO": "gspo", "GRPO without a clip": "grpo_unclipped"}
     steps = {
         name: archive.load(RULER, name)["steps"] for name in ("bearable", "bearable_norm_cut", "bearable_autoclip")
     }
     levels = {name: bearable.levels(table).set_index(["algorithm", "dial", "seed"]) for name, table in steps.items()}
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| G")]
+    rows = [cells(line) for line in text.splitlines() if line.startswith("| G")]
     assert len(rows) == len(levels["bearable_norm_cut"]) / 5 == 11
-    for label, rate, *cells in rows:
+    for label, rate, *shown in rows:
         arm = (names[label], float(rate))
         uncut = levels["bearable_norm_cut"]["sampled"].loc[arm]
         usual = levels["bearable"]["sampled"].loc[arm].reindex(uncut.index)
@@ -280,9 +293,8 @@ def test_norm_cut_table_matches_the_runs() -> None:
                 said += ["", ""]
                 continue
             other = levels[name]["sampled"].loc[arm]
-            apart = over_seeds((other - usual).tolist())
-            said += [f"{other.mean():.3f}", f"{apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]"]
-        assert cells == [cell.replace("-", "−") for cell in said]
+            said += [f"{other.mean():.3f}", interval(over_seeds((other - usual).tolist()))]
+        assert shown == said
     changes = {}
     for label, loss in names.items():
         uncut, usual = (at_three_rates(name, loss) for name in ("bearable_norm_cut", "bearable"))
@@ -290,37 +302,32 @@ def test_norm_cut_table_matches_the_runs() -> None:
     corrected = holm([ttest_1samp(each, 0).pvalue for each in changes.values()])
     assert [round(p, 3) for p in corrected] == pytest.approx([0.002, 0.927, 0.082], abs=1e-3)
     for label in ("GRPO", "GRPO without a clip"):
-        lost = over_seeds([-change for change in changes[label]])
-        assert f"{lost.mean:.3f} [{lost.low:.3f}, {lost.high:.3f}]" in text
+        assert interval(over_seeds([-change for change in changes[label]])) in text
     kept, lost = over_seeds(changes["GSPO"]), over_seeds([-change for change in changes["GRPO"]])
-    pages = [(ROOT / page).read_text() for page in ("docs/questions.md", "README.md")]
-    assert all(
-        f"{kept.mean:.3f} [{kept.low:.3f}, {kept.high:.3f}]".replace("-", "−") in page for page in [text, *pages]
-    )
-    assert all(f"{lost.mean:.3f} [{lost.low:.3f}, {lost.high:.3f}]" in page for page in pages)
+    assert all(interval(kept) in page for page in (text, QUESTIONS, README))
+    assert all(interval(lost) in page for page in (QUESTIONS, README))
     apart = over_seeds([theirs - ours for ours, theirs in zip(changes["GRPO"], changes["GSPO"], strict=True)])
     usual, uncut = (at_three_rates(name, outcome="greedy") for name in ("bearable", "bearable_norm_cut"))
     of_greedy = over_seeds((usual.reindex(uncut.index) - uncut).tolist())
     best = levels["bearable_norm_cut"]["sampled"].loc["grpo", 5e-5]
     retuned = over_seeds((levels["bearable"]["sampled"].loc["grpo", 1e-4].reindex(best.index) - best).tolist())
-    assert all(f"{each.mean:.3f} [{each.low:.3f}, {each.high:.3f}]" in text for each in (apart, of_greedy, retuned))
-    assert f"{retuned.mean:.3f} [{retuned.low:.3f}, {retuned.high:.3f}]" in pages[0]
+    assert all(interval(each) in text for each in (apart, of_greedy, retuned))
+    assert interval(retuned) in QUESTIONS
     uncut = levels["bearable_norm_cut"].reset_index()
     borne = {loss: bearable.borne(uncut, loss)[0] for loss in names.values()}
     assert borne["grpo"].crossing == pytest.approx(1.4e-4, abs=5e-6)  # type: ignore[union-attr]
     assert np.isinf(borne["gspo"].crossing)  # type: ignore[union-attr]
     assert f"{borne['grpo_unclipped']} times that" in text
-    assert all(f"more than {borne['gspo'].ratio:.2f} times" in page for page in (text, pages[0]))  # type: ignore[union-attr]
+    assert all(f"more than {borne['gspo'].ratio:.2f} times" in page for page in (text, QUESTIONS))  # type: ignore[union-attr]
 
 
 def test_dual_clip_takes_the_place_of_the_norm_cut() -> None:
     names = ("bearable", "bearable_norm_cut", "bearable_dual_clip", "bearable_dual_clip_uncut")
     usual, uncut, dual, dual_uncut = (at_three_rates(name) for name in names)
-    text = (RULER / "README.md").read_text().partition("**A dual clip can")[2].partition("\n\n")[0]
-    pages = [text, (ROOT / "docs" / "questions.md").read_text()]
+    pages = [section("**A dual clip can", ends="\n\n"), QUESTIONS]
     for with_it, without, places in ((dual_uncut, uncut, pages), (dual, usual, pages), (dual_uncut, usual, pages[:1])):
         added = over_seeds((with_it - without.reindex(with_it.index)).tolist())
-        assert all(f"{added.mean:.3f} [{added.low:.3f}, {added.high:.3f}]".replace("-", "−") in page for page in places)
+        assert all(interval(added) in page for page in places)
     assert ttest_1samp(dual_uncut - uncut.reindex(dual_uncut.index), 0).pvalue == pytest.approx(0.0045, abs=5e-4)
 
 
@@ -344,9 +351,8 @@ def test_bearable_rates_rank_alike_on_both_tasks() -> None:
     both = (again, selection)
     found["0.87 (p = 0.02)"] = kendalltau(*(table["bearable"].astype(float) for table in both))
     found["0.60 (p = 0.14)"] = kendalltau(*([each.mean for each in table["sampled at best"]] for table in both))
-    page = (RULER / "README.md").read_text()
     for said, tau in found.items():
-        assert said in page
+        assert said in PAGE
         assert tau.statistic == pytest.approx(float(said[:4]), abs=0.005)
         assert tau.pvalue == pytest.approx(float(said[10:].rstrip(")")), rel=0.2)
 
@@ -366,7 +372,7 @@ def test_factors_match_the_board() -> None:
 
 
 def test_repetition_table_matches_the_runs() -> None:
-    text = (RULER / "README.md").read_text().partition("## Does the number repeat?")[2]
+    text = section("## Does the number repeat?")
     again = standard.recorded()[lambda table: (table["dial"] == RATE.name) & table["seed"].isin(standard.REPEATED)]
     repeated = standard.recorded()[lambda table: (table["dial"] == RATE.name) & table["loss"].isin(set(again["loss"]))]
     first = repeated[~repeated["seed"].isin(standard.REPEATED)]
@@ -375,9 +381,7 @@ def test_repetition_table_matches_the_runs() -> None:
     rows |= {"grpo_unclipped": "| GRPO without", "cispo": "| CISPO"}
     assert rows.keys() == set(again["loss"]) - {REFERENCE}
     for loss, begins in rows.items():
-        row = next(line for line in text.splitlines() if line.startswith(begins))
-        cells = [cell.strip() for cell in row.split("|")[2:5]]
-        assert cells == [str(scores[loss].borne[RATE.name]) for scores in columns]
+        assert row_of(text, begins)[1:4] == [str(scores[loss].borne[RATE.name]) for scores in columns]
         assert columns[1][loss].decided[RATE.name] == (loss not in ("vespo", "grpo_unclipped", "cispo"))
         assert (columns[1][loss].seeds, columns[2][loss].seeds) == (5, 10)
     for loss in ("rspo_gspo", "gmpo", "gspo"):
@@ -386,12 +390,9 @@ def test_repetition_table_matches_the_runs() -> None:
         assert str(number.headroom) in text  # type: ignore[union-attr]
     of = {loss: again[(again["loss"] == loss) & (again["value"] == columns[0][loss].best_rate)] for loss in columns[0]}
     ends = {loss: ours.set_index("seed")["sampled"] for loss, ours in of.items()}
-    estimates = {loss: over_seeds((ends[loss] - ends[REFERENCE]).tolist()) for loss in rows}
-    apart = {
-        loss: f"{each.mean:.3f} [{each.low:.3f}, {each.high:.3f}]".replace("-", "−") for loss, each in estimates.items()
-    }
+    apart = {loss: interval(over_seeds((ends[loss] - ends[REFERENCE]).tolist())) for loss in rows}
     assert all(each in text for each in apart.values())
-    assert apart["topr"] in (ROOT / "README.md").read_text()
+    assert apart["topr"] in README
 
 
 def test_levels_at_the_best_rates_match_the_pages() -> None:
@@ -402,7 +403,7 @@ def test_levels_at_the_best_rates_match_the_pages() -> None:
     assert max(alike) - min(alike) < 0.04
     rounded = {"gmpo": 0.70, "topr": 0.74, "cispo": 0.59, "sapo": 0.58}
     assert {loss: round(scores[loss].sampled.mean, 2) for loss in rounded} == rounded
-    assert all(f"{level:.2f}" in (ROOT / "README.md").read_text() for level in rounded.values())
+    assert all(f"{level:.2f}" in README for level in rounded.values())
     assert np.isnan(scores["reinforce"].borne[RATE.name].crossing)  # type: ignore[union-attr]
     table = standard.recorded()
     at = first_seeds()[
@@ -417,9 +418,8 @@ def test_optimizer_table_matches_the_runs() -> None:
     table = bearable.table(archive.load(RULER, "optimizers")["steps"]).set_index(["setting", "loss"])
     rows = {"adamw": "| AdamW", "muon": "| Muon", "sign": "| sign descent", "sgd": "| SGD"}
     for name, begins in rows.items():
-        (row,) = [line for line in (RULER / "README.md").read_text().splitlines() if line.startswith(begins)]
-        cells = [cell.strip() for cell in row.split("|")[2:8]]
-        for loss, (rate, sampled, greedy) in {"grpo": cells[:3], "gspo": cells[3:]}.items():
+        row = row_of(PAGE, begins)
+        for loss, (rate, sampled, greedy) in {"grpo": row[1:4], "gspo": row[4:7]}.items():
             ours = table.loc[(name, loss)]
             assert float(rate) == float(ours["best learning rate"])
             assert float(sampled) == float(str(ours["sampled at best"]).split()[0])
@@ -435,12 +435,12 @@ def test_routing_table_matches_the_runs() -> None:
     }
     arms = [("grpo", "off"), ("grpo", "r2"), ("grpo", "r3"), ("grpo", "r3_filtered"), ("grpo", "r3_gates")]
     arms += [("grpo", "lagged"), ("up_grpo", "off")]
-    text = (RULER / "README.md").read_text().partition("## Routing against a mismatch")[2]
+    text = section("## Routing against a mismatch")
     rows = [line for line in text.splitlines() if line.startswith("|")][2 : 2 + len(arms)]
     for arm, row in zip(arms, rows, strict=True):
-        _, _, sampled, difference, greedy, _ = row.split("|")
-        assert sampled.strip() == f"{ends['eval_accuracy'].loc[arm].mean():.3f}"
-        assert greedy.strip() == f"{ends['eval_greedy'].loc[arm].mean():.3f}"
+        _, sampled, difference, greedy = cells(row)
+        assert sampled == f"{ends['eval_accuracy'].loc[arm].mean():.3f}"
+        assert greedy == f"{ends['eval_greedy'].loc[arm].mean():.3f}"
         if arm != arms[0]:
             apart = (ends["eval_accuracy"].loc[arm] - ends["eval_accuracy"].loc[arms[0]]).mean()
             assert difference.split()[0].replace("−", "-") == f"{apart:.3f}"
@@ -453,16 +453,15 @@ def test_committed_board_matches_the_recorded_outcomes(tmp_path: Path) -> None:
 
 
 def test_readme_numbers_match_the_board() -> None:
-    readme = (ROOT / "README.md").read_text()
     scores = {each.loss: each for each in outcomes.scores(standard.recorded())}
     for loss in ("rspo_gspo", "gmpo", "gspo", "grpo_unclipped", "cispo", "sapo"):
         number = scores[loss].borne[RATE.name]
         assert number is not None
-        assert str(number) in readme
+        assert str(number) in README
         assert scores[loss].decided[RATE.name]
     number = scores["gspo"].borne["mismatch"]
     assert number is not None
-    assert str(number) in readme
+    assert str(number) in README
     assert not scores["gspo"].decided["mismatch"]
 
 
