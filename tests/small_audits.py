@@ -6,10 +6,12 @@ from pathlib import Path
 from hydra.utils import instantiate
 from small_runs import SMALL, planned
 
+from steadymoe.algorithms import Batch
 from steadymoe.bench.audit import losses, rollouts
 from steadymoe.bench.audit.losses import Loss
 from steadymoe.bench.audit.rollouts import Frozen
 from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
@@ -62,6 +64,16 @@ def scene(results: Path, algorithms: dict[str, list[str]]) -> Scene:
     rollout = rollouts.respond(trainer, of_audited, "audited", 0, 0)
     frozen = rollouts.freeze(trainer.learner, trainer, [*every, truth], rollout)
     return Scene(trainer, every, truth, of_drift, frozen)
+
+
+def batch_of(made: Scene, loss: Loss, part: MicroBatch) -> Batch:
+    """What the loss is called on in an update on this mini-batch."""
+    learner, rollout = loss.learner, made.audited.rollout
+    now = learner.forwards(learner.model, rollout, part)
+    mask_MT = rollout.sequences.response_mask_BT[part.rows_M]
+    counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
+    old, advantages_BT = made.audited.old[loss.label], made.audited.advantages[loss.label]
+    return learner.batch(rollout, old, advantages_BT, part.rows_M, now, counts)
 
 
 def moved(scene: Scene, updates: int) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from fixtures import Said
-from small_audits import WORDS, Scene, moved, scene
+from small_audits import WORDS, Scene, batch_of, moved, scene
 from small_figures import said, shown
 
 from steadymoe.bench.audit import archive, clip_atlas, clips, figures, plan, report
@@ -47,11 +47,7 @@ def test_clip_shares_match_the_marks_of_the_losses(one: Scene, name: str, unit: 
     marks: dict[str, list[float]] = {"low": [], "high": []}
     for (part,) in one.audited.minibatches:
         with torch.no_grad():
-            now = loss.learner.forwards(one.trainer.model, rollout, part)
-        mask_MT = rollout.sequences.response_mask_BT[part.rows_M]
-        counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
-        old, advantages_BT = one.audited.old[name], one.audited.advantages[name]
-        batch = loss.learner.batch(rollout, old, advantages_BT, part.rows_M, now, counts)
+            batch = batch_of(one, loss, part)
         numbers = token_metrics.to_floats(token_metrics.of_update(batch, loss.learner.objective(batch))[0])
         for side in clips.SIDES:
             marks[side].append(numbers[f"clip_fraction_{side}"])

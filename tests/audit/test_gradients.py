@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_audits import Scene, moved, scene
+from small_audits import Scene, batch_of, moved, scene
 from torch import Tensor
 
 from steadymoe.bench.audit import gradients
@@ -29,13 +29,8 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 def direct(made: Scene, loss: Loss, number: int) -> Tensor:
     """The gradient of a mini-batch as an update takes it: one forward, one loss, one backward."""
     (part,) = made.audited.minibatches[number]
-    learner, rollout = loss.learner, made.audited.rollout
-    now = learner.forwards(learner.model, rollout, part)
-    mask_MT = rollout.sequences.response_mask_BT[part.rows_M]
-    counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
-    old, advantages_BT = made.audited.old[loss.label], made.audited.advantages[loss.label]
-    value = learner.objective(learner.batch(rollout, old, advantages_BT, part.rows_M, now, counts)).loss
-    weights = Weights(learner.model)
+    value = loss.learner.objective(batch_of(made, loss, part)).loss
+    weights = Weights(loss.learner.model)
     return weights.vector(torch.autograd.grad(value, weights.ordered, allow_unused=True))
 
 
