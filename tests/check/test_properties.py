@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from steadymoe import conf
 from steadymoe.algorithms import Batch, ClippedLoss, RatioLoss, Surrogate, TokenLoss, Traits, load, names, ops
 from steadymoe.bench.check import command, properties, share
-from steadymoe.bench.check.batches import in_dtype, interleaved, padded, part, ragged, reordered
+from steadymoe.bench.check.batches import ragged
 from steadymoe.bench.check.derivatives import gradient, random_direction, slopes
 from steadymoe.bench.runs import compose
 from steadymoe.bench.support.findings import CheckFailed, ask
@@ -283,31 +283,6 @@ def test_finite_differences_hold_detached_values_and_comparisons() -> None:
     expected = (found_BT * along["logprobs_BT"]).sum().item()
     assert slopes(loss, batch, [along], hold=True) == [pytest.approx(expected, rel=1e-7)]
     assert slopes(loss, batch, [along], hold=False) != [pytest.approx(expected, rel=1e-3)]
-
-
-def test_batches_are_split_padded_and_reordered_in_every_field() -> None:
-    batch = ragged(top_k=20)
-    assert batch.get("top_logprobs_BTK").shape == (6, 5, 21)
-    order_B = torch.tensor([5, 4, 3, 2, 1, 0])
-    twice = reordered(reordered(batch, order_B), order_B)
-    wide, rows = padded(batch, 2, torch.nan), part(batch, torch.tensor([2, 4]))
-    twin = interleaved(batch, 7.0)
-    for name, values in vars(batch).items():
-        if not isinstance(values, Tensor):
-            continue
-        rows_first = values.movedim(1, 0) if name.endswith("_LBTK") else values
-        cut = getattr(rows, name).movedim(1, 0) if name.endswith("_LBTK") else getattr(rows, name)
-        assert torch.equal(getattr(twice, name), values), name
-        assert torch.equal(cut, rows_first[[2, 4]]), name
-        assert ("T" not in name.rpartition("_")[2]) == (getattr(wide, name).shape == values.shape), name
-        if "T" in name.rpartition("_")[2]:
-            place = name.rpartition("_")[2].index("T")
-            between, tokens = getattr(twin, name).unflatten(place, (-1, 2)).unbind(place + 1)
-            assert torch.equal(tokens, values), name
-            assert not between.any(), name  # a batch puts 0 where it is masked
-        single = getattr(in_dtype(batch, torch.float32), name)
-        assert single.dtype == (torch.float32 if values.is_floating_point() else values.dtype)
-    assert (rows.responses, rows.tokens, twice.responses) == (6, 20, None)
 
 
 # --- the share of a step -----------------------------------------------------------------------------
