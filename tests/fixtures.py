@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 import torch
 from builds import PACKAGES, ROOT, build_wheel
-from small_runs import planned
+from small_runs import finished
 from transformers import PreTrainedModel
 
 from steadymoe.bench import cli
-from steadymoe.bench.runs import compose, execute, launch
+from steadymoe.bench.runs import compose, launch
+from steadymoe.bench.support import external
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 
@@ -171,6 +172,14 @@ def write_all(folder: Path, files: Mapping[str, str]) -> None:
         (folder / name).write_text(text)
 
 
+def on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, *modules: str) -> None:
+    """Let STEADYMOE_PATH name a user's own folder, of whose modules none is imported yet."""
+    monkeypatch.setenv(external.VARIABLE, str(folder))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for module in modules:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
 def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.path.relpath(path))  # a socket's path may have 107 bytes
@@ -179,9 +188,7 @@ def make_socket(path: Path) -> None:
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
     """The small run, which nothing disturbed."""
-    made = planned(tmp_path_factory.mktemp("whole"))
-    assert execute.execute(made) == "finished"
-    return made
+    return finished(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="session")

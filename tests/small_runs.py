@@ -58,6 +58,13 @@ def planned(results: Path, *words: str) -> compose.Run:
     return compose.plan([*SMALL, f"results_dir={results}", *words])[0]
 
 
+def finished(results: Path, *words: str) -> compose.Run:
+    """The small run, made to its end."""
+    made = planned(results, *words)
+    assert execute.execute(made) == "finished"
+    return made
+
+
 def tables(folder: Path) -> dict[str, pd.DataFrame]:
     """All recorded rows without the timing columns, which alone may differ."""
     frames = {name: record.read_table(folder, name) for name in TABLES}
@@ -90,8 +97,7 @@ def interrupt(made: compose.Run, at: int) -> None:
 
 def assert_resumes(tmp_path: Path, stop_at: int, *words: str) -> compose.Run:
     """A run that was stopped in its step ``stop_at`` records what an undisturbed one does, which is returned."""
-    whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
-    assert execute.execute(whole) == "finished"
+    whole, halted = finished(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
     shutil.copytree(tmp_path / "whole" / "cold_starts", tmp_path / "halted" / "cold_starts")
     interrupt(halted, stop_at)
     assert execute.execute(halted) == "finished"

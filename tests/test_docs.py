@@ -10,18 +10,15 @@ from pathlib import Path
 
 import generate
 import pytest
-from fixtures import tutorial, write_all
+from fixtures import on_path, tutorial, write_all
 from small_runs import SMALL
 
 from steadymoe import bench, conf
 from steadymoe.algorithms import names, provenance
 from steadymoe.bench import cli
-from steadymoe.bench.check import command as check
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import compose
 from steadymoe.bench.runs.overrides import composing, swept
-from steadymoe.bench.support import external
-from steadymoe.bench.support.findings import ask
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
@@ -138,26 +135,19 @@ def test_inline_commands_are_parsed() -> None:
         assert_composes([word for word in words if not word.startswith("-")])
 
 
-def test_loss_of_the_tutorial_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_of_the_tutorial_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ["my_losses.py", "conf/algorithm/half_clipped.yaml", "my_metrics.py"]
-    files = tutorial()  # the others run in test_cli.py and tests/report
+    files = tutorial()  # test_cli.py, tests/check and tests/report run them
     assert list(files)[:3] == ours
     assert files["my_losses.py"].count("\n") <= 18
     write_all(tmp_path / "mine", {name: files[name] for name in ours})
     (command,) = [words for words in commands("docs/your_algorithm.md") if words[:3] == ["steadymoe", "run", "-m"]]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(external.VARIABLE, str(tmp_path / "mine"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "my_losses", raising=False)
+    on_path(monkeypatch, tmp_path / "mine", "my_losses")
     planned = bench.plan(*command[3:], *(word for word in SMALL if word != "model=micro"), "steps=1")
     assert [(run.choices["algorithm"], run.config.seed) for run in planned] == [
         (name, seed) for name in ("half_clipped", "grpo") for seed in range(3)
     ]
-    config = compose.plan(["algorithm=half_clipped"])[0].config
-    checks = check.properties_of(check.read(["algorithm=half_clipped"]), config)
-    assert all(finding.passed for finding in ask({name: checks[name] for name in checks if name != "share of a step"}))
-    assert bench.run(planned[0]) == "finished"
-    assert bench.results("mine")["runs"]["arm"].tolist() == ["half_clipped"]
 
 
 def test_the_readme_names_every_reconstruction() -> None:

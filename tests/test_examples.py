@@ -1,6 +1,5 @@
 """The minimal loop trains as its algorithm and its metrics are defined."""
 
-import math
 import re
 from dataclasses import replace
 
@@ -57,14 +56,6 @@ def test_loss_is_gspo(trained) -> None:
     rows, seen, _ = trained
     for row, (batch, output) in zip(rows, seen, strict=True):
         assert row["loss"] == load("gspo")(batch).loss.item()
-        values = []  # 2507.18071, eqs. 5 and 7, one response after the other
-        for new_T, old_T, mask_T, advantage_T in zip(
-            batch.logprobs_BT, batch.get("old_logprobs_BT"), batch.mask_BT.bool(), batch.advantages_BT, strict=True
-        ):
-            ratio = math.exp((new_T - old_T)[mask_T].double().mean())
-            advantage = advantage_T[0].item()
-            values.append(min(ratio * advantage, min(max(ratio, 1 - 3e-4), 1 + 4e-4) * advantage))
-        assert row["loss"] == pytest.approx(-sum(values) / len(values), abs=1e-5)
         assert output.loss.requires_grad
 
 
@@ -86,8 +77,8 @@ def test_each_response_has_the_advantage_of_its_own_group(trained) -> None:
 
 def test_seed_determines_the_numbers(trained) -> None:
     rows, *_ = trained
-    assert list(minimal_loop.train(**SHORT)) == rows
-    assert list(minimal_loop.train(seed=1, steps=1, warm_up_updates=SHORT["warm_up_updates"])) != rows[:4]
+    same, other = (list(minimal_loop.train(**SHORT | {"seed": seed, "steps": 1})) for seed in (0, 1))
+    assert same == rows[:4] != other
 
 
 def test_the_script_prints_one_line_for_each_rollout(

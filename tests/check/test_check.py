@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import Said, tutorial, write_all
+from fixtures import Said, on_path, tutorial, write_all
 
 from steadymoe.bench.check import command
-from steadymoe.bench.support import external
 
 LINES = [
     *("fields", "shapes", "gradient", "padding", "masked tokens", "no tokens", "order", "micro-batches"),
@@ -23,10 +22,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_all(tmp_path / "mine", {name: told[name] for name in ("my_losses.py", "conf/algorithm/half_clipped.yaml")})
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv(external.VARIABLE, str(tmp_path / "mine"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("my_losses", "odd_losses"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    on_path(monkeypatch, tmp_path / "mine", "my_losses", "odd_losses")
     return tmp_path / "mine"
 
 
@@ -86,7 +82,6 @@ WRONG = {
     "algorithm=grpo model=micro": "got model=micro",
     "algorithm=grpo -m": "-m",
     "algorithm=grpo algorithm.loss.clip_low=-1": "clip_low",
-    "algorithm=grpo algorithm.loss.clip=1": "did you mean clip_low?",
     "algorithm=grpo algorithm.kl.estimator=k9": "`algorithm.kl.estimator` must be 'k1', 'k2' or 'k3'",
     "algorithm=grpo algorithm.loss._target_=my_losses.Nothing": "my_losses.Nothing",
     "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": "got GroupMean",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from small_models import E, K, L, other_routes, routed, shipped
-from small_runs import assert_resumes, begun, planned, trainer, updated
+from small_runs import assert_resumes, begun, finished, planned, trainer, updated
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -133,8 +133,7 @@ def test_balanced_run_resumes_bit_for_bit(tmp_path: Path, model: str) -> None:
 
 
 def test_branch_of_a_balanced_trunk_starts_at_its_biases(tmp_path: Path) -> None:
-    trunk = planned(tmp_path, *BALANCED, "steps=2", "checkpoint_keep=2")
-    assert execute.execute(trunk) == "finished"
+    trunk = finished(tmp_path, *BALANCED, "steps=2", "checkpoint_keep=2")
     held = checkpoint.tensors_of(branch.kept(trunk.folder, 2))
     biases = torch.stack([value for name, value in held.items() if name.endswith(BIAS)])
     assert biases.any()

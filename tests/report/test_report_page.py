@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from fixtures import RECORDED, tutorial, write_all
+from fixtures import RECORDED, on_path, tutorial, write_all
 
 from steadymoe.bench.report import archive, figures, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
@@ -250,8 +249,7 @@ def test_user_figure_is_found_listed_drawn_and_reported(recorded: Path, monkeypa
     mine = recorded / "mine"
     text = "from beside import HOME\n" + tutorial()["my_figures.py"].replace('"quickstart"', "HOME")
     write_all(mine, {"my_figures.py": text, "beside.py": 'HOME = "small"\n'})
-    monkeypatch.setenv(external.VARIABLE, str(mine))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    on_path(monkeypatch, mine)
     (spec,) = figures.find(["response_lengths"])
     drawn = report_page.draw(spec, recorded, None, ["svg"])
     assert (recorded / "figures" / "small-lengths-response_lengths.svg") in drawn

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fixtures import Said
-from small_runs import assert_same, interrupt, planned, scalars
+from small_runs import assert_same, finished, interrupt, planned, scalars
 
 from steadymoe.bench.runs import compose, execute, loggers, record, validate
 
@@ -110,8 +110,7 @@ def test_logger_gets_recorded_rows_and_its_failure_does_not_stop_the_run(
 
     monkeypatch.setattr(validate, "version", lambda _: "1")
     monkeypatch.setattr(loggers, "_tensorboard", opened)
-    made = planned(tmp_path, "log=tensorboard")
-    assert execute.execute(made) == "finished"
+    made = finished(tmp_path, "log=tensorboard")
     assert_same(whole.folder, made.folder)
     assert capfd.readouterr().err == f"steadymoe: {made.folder}: log=tensorboard has stopped: no network\n"
     assert len(behind) == {"open": 0, "write": 1, "close": 6 * (1 + 2)}[fails]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import training_code
-from fixtures import Said, grpo_by, write_all
+from fixtures import Said, grpo_by, on_path, write_all
 from small_runs import SMALL, planned
 
 from steadymoe.bench.report import report_page
@@ -17,7 +17,6 @@ from steadymoe.bench.runs import command, compose, execute, provenance, record, 
 from steadymoe.bench.support import atomic_files, external, source
 from steadymoe.bench.training import checkpoint
 
-ROOT = Path(__file__).parents[2]
 OLD = Path(__file__).parents[1] / "recorded" / "results" / "runs" / "small"
 TRAINING = Path(__file__).parents[1] / "recorded" / "training_code.json"
 TINY = [*(word for word in SMALL if not word.startswith("steps=")), "steps=1", "hydra/launcher=basic"]
@@ -44,10 +43,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_all(folder, {"my_losses.py": LOSS, "my_signs.py": "SIGN = 1\n"})
     write_all(folder, {"conf/algorithm/mine.yaml": grpo_by("my_losses.Mine")})
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(external.VARIABLE, "mine")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for module in ("my_losses", "my_signs"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    on_path(monkeypatch, Path("mine"), "my_losses", "my_signs")
     return folder
 
 
@@ -80,18 +76,6 @@ def test_code_hash_ignores_comments_and_formatting(tmp_path: Path) -> None:
     assert {digest(each) for each in same} == {digest(code)}
     assert len({digest(each) for each in [code, *other]}) == 1 + len(other)
     assert digest("x = None") != digest("x = []") != digest("x: int")
-
-
-def test_the_hash_of_a_file_is_the_same_in_every_version_of_python(tmp_path: Path) -> None:
-    lines = (
-        "import a.b as c",
-        "@c.d",
-        "class A(B, k=1): y = f'{x!r:>{w}} and {z}' u'text' + 'more'",
-        "async def g(a, /, *b, c=None, **d) -> None: return [i async for i in a if i] + [*b, -1e-3, 1j, b'0', ...]",
-        "def h(x: int): yield lambda: {**x, 1: None}, x[1:, None]",
-    )
-    (tmp_path / "a.py").write_text("\n".join(lines))
-    assert training_code.statements(tmp_path / "a.py") == "ast1:d3f7af0a3be9c2ae"
 
 
 def test_loss_hash_covers_its_file_and_imports_only(mine: Path) -> None:

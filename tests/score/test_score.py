@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures import steadymoe
+from fixtures import on_path, steadymoe
 
 from steadymoe.bench.runs import compose, identity, record
 from steadymoe.bench.runs.command import make_one
@@ -205,9 +204,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     mine = tmp_path / "mine" / "conf" / "algorithm"
     mine.mkdir(parents=True)
     (mine / "same.yaml").write_text((ROOT / "conf" / "algorithm" / "grpo.yaml").read_text())
-    monkeypatch.setenv("STEADYMOE_PATH", str(tmp_path / "mine"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "my_losses", raising=False)  # another test may have had one of that name
+    on_path(monkeypatch, tmp_path / "mine", "my_losses")
     rate = replace(RATE, overrides=(*SMALL, "updates_per_rollout=2", "optimizer.learning_rate=1e-3,1e-2"))
     staleness = replace(STALENESS, overrides=(*SMALL, "updates_per_rollout=2,4"))
     mismatch = replace(MISMATCH, overrides=(*SMALL, "updates_per_rollout=2", "engine.strength=0.0,0.1"))

@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 from pandas.testing import assert_frame_equal
 from safetensors.torch import load_file
-from small_runs import planned, tables
+from small_runs import finished, planned, tables
 
 from steadymoe.bench.runs import branch, command, compose, execute, record
 from steadymoe.bench.schema import ConfigError
@@ -20,8 +20,7 @@ from steadymoe.models import build
 @pytest.fixture(scope="module")
 def trunk(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
     """A run of six steps that keeps the checkpoint of its second step."""
-    made = planned(tmp_path_factory.mktemp("trunk"), "checkpoint_keep=2")
-    assert execute.execute(made) == "finished"
+    made = finished(tmp_path_factory.mktemp("trunk"), "checkpoint_keep=2")
     return made
 
 
@@ -57,10 +56,8 @@ def test_branch_with_the_same_algorithm_reproduces_its_trunk(trunk: compose.Run,
 
 def test_branch_clips_by_the_norms_of_its_trunk(tmp_path: Path) -> None:
     smallest = ["optimizer.autoclip=0.0", "optimizer.max_grad_norm=1e6"]  # a first norm would not be clipped
-    clipped = planned(tmp_path, "checkpoint_keep=3", *smallest, "steps=4")
-    assert execute.execute(clipped) == "finished"
-    made = planned(tmp_path / "branch", f"start_from='{clipped.folder}@3'", *smallest, "steps=1")
-    assert execute.execute(made) == "finished"
+    clipped = finished(tmp_path, "checkpoint_keep=3", *smallest, "steps=4")
+    made = finished(tmp_path / "branch", f"start_from='{clipped.folder}@3'", *smallest, "steps=1")
     columns = ["loss", "grad_norm", "norm_cut"]
     assert_frame_equal(numbers(made.folder, "updates")[columns], numbers(clipped.folder, "updates", 3)[columns])
 

@@ -1,8 +1,6 @@
 """One object for each column, and everything that follows from it."""
 
 import hashlib
-import subprocess
-import sys
 
 import generate
 import pyarrow as pa
@@ -65,8 +63,3 @@ def test_histogram_edges_equal_those_of_recorded_runs() -> None:
         assert hashlib.sha256(edges.numpy().tobytes()).hexdigest().startswith(digest)
     assert torch.allclose(token_metrics._LOG_RATIO_EDGES, torch.linspace(-1.0, 1.0, 41), rtol=0, atol=1e-7)
     assert torch.allclose(token_metrics._VARIANCE_EDGES, torch.logspace(-8, 0, 33), rtol=1e-5, atol=0)
-
-
-def test_figures_are_drawn_without_torch() -> None:
-    code = "import sys, steadymoe.bench.report.figures; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

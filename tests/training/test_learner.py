@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import PROPORTIONAL, assert_resumes, begun, planned, sampled, trainer, updated
+from small_runs import PROPORTIONAL, assert_resumes, begun, finished, planned, sampled, trainer, updated
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
+from steadymoe.algorithms import Batch
 from steadymoe.algorithms.parts import dimensions_of
 from steadymoe.bench.runs import execute, identity, record
 from steadymoe.bench.schema import OverlongConfig
@@ -23,6 +24,21 @@ from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
 from steadymoe.bench.training.trainer import Trainer, overlong_penalty, shaped_rewards
 from steadymoe.models.engine import Truncated
 from steadymoe.models.selection import NO_ROUTE
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Batch]]:
+    """The rows and the batch of each loss, as they come."""
+    seen: list[tuple[Tensor, Batch]] = []
+    plain = Learner.batch
+
+    def spy(self: Learner, *arguments: Any) -> Batch:
+        seen.append((arguments[3], plain(self, *arguments)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Learner, "batch", spy)
+    return seen
+
 
 # --- micro-batches -----------------------------------------------------------------------------------
 
@@ -44,20 +60,14 @@ def test_micro_batches_change_an_update_only_by_rounding(tmp_path: Path, words: 
 
 
 @pytest.mark.parametrize("algorithm", ["m2po", "gepo", "r2vpo"])
-def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(tmp_path: Path, algorithm: str) -> None:
+def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(
+    tmp_path: Path, algorithm: str, batches: list[tuple[Tensor, Batch]]
+) -> None:
     split = trainer(tmp_path, f"algorithm={algorithm}", "microbatch=1")
     assert len(split.learner.forwards.split(torch.arange(16))) == 1
-    plain, seen = Learner.batch, []
-
-    def spy(self: Learner, *arguments: Any) -> Any:
-        batch = plain(self, *arguments)
-        seen.append((arguments[3], batch.get("groups_B")))
-        return batch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "batch", spy)
-        updated(split)
-    for rows_M, groups_M in seen:  # rows share a group where they share a prompt
+    updated(split)
+    for rows_M, batch in batches:  # rows share a group where they share a prompt
+        groups_M = batch.get("groups_B")
         assert torch.equal(groups_M[:, None] == groups_M, (rows_M // 8)[:, None] == rows_M // 8)
         assert len(groups_M.unique()) == 2
 
@@ -108,19 +118,10 @@ def test_stopped_run_resumes_with_loss_predictor_and_sampler_state(tmp_path: Pat
 
 
 def test_the_routers_log_ratio_is_zero_before_the_first_update_and_not_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, batches: list[tuple[Tensor, Batch]]
 ) -> None:
-    made = trainer(tmp_path, "algorithm=rspo")
-    seen: list[Tensor] = []
-    plain = Learner.batch
-
-    def spy(self: Learner, *arguments: Any) -> Any:
-        batch = plain(self, *arguments)
-        seen.append(batch.get("router_log_ratio_LBTK") * batch.mask_BT[None, ..., None])
-        return batch
-
-    monkeypatch.setattr(Learner, "batch", spy)
-    updated(made)
+    updated(trainer(tmp_path, "algorithm=rspo"))
+    seen = [batch.get("router_log_ratio_LBTK") * batch.mask_BT[None, ..., None] for _, batch in batches]
     assert seen[0].shape[0] == 2  # layers
     assert seen[0].shape[-1] == 2  # experts a token
     assert (seen[0] == 0).all()
@@ -317,15 +318,6 @@ def test_rollouts_of_different_widths_are_aligned_when_joined(model: PreTrainedM
         assert_close(again.router_logprobs_LBTE[:, mask_BT], ours.router_logprobs_LBTE[:, mask_BT], atol=1e-5, rtol=0)
 
 
-# --- the advantage as a switch -----------------------------------------------------------------------
-
-
-def test_named_advantage_is_used(tmp_path: Path) -> None:
-    named = trainer(tmp_path, "algorithm=dr_grpo", "advantage=leave_one_out")
-    assert type(named.advantage).__name__ == "LeaveOneOut"
-    assert type(trainer(tmp_path, "algorithm=dr_grpo").advantage).__name__ == "GroupMean"
-
-
 # --- corrections in a run ----------------------------------------------------------------------------
 
 
@@ -356,21 +348,18 @@ def test_learning_rates_decay_linearly_over_the_last_updates(tmp_path: Path) -> 
 
 
 def test_run_records_its_decaying_rate_and_clipped_gradients(tmp_path: Path) -> None:
-    run = planned(tmp_path, "optimizer.decay=1.0", "optimizer.learning_rate=1e-3", "optimizer.max_grad_norm=1e-3")
-    assert execute.execute(run) == "finished"
+    run = finished(tmp_path, "optimizer.decay=1.0", "optimizer.learning_rate=1e-3", "optimizer.max_grad_norm=1e-3")
     updates = record.read_table(run.folder, "updates")
     count = len(updates)
     assert updates["learning_rate"].tolist() == pytest.approx([1e-3 * (count - k) / count for k in range(count)])
     assert (updates["norm_cut"] == (updates["grad_norm"] > 1e-3)).all()  # a mini-batch without a signal has no gradient
     assert updates["norm_cut"].any()
-    wide = planned(tmp_path, "optimizer.max_grad_norm=1e6", "experiment_name=wide")
-    assert execute.execute(wide) == "finished"
+    wide = finished(tmp_path, "optimizer.max_grad_norm=1e6", "experiment_name=wide")
     assert (record.read_table(wide.folder, "steps")["norm_cut"] == 0).all()
 
 
 def test_autoclip_cuts_to_a_quantile_of_all_norms_so_far(tmp_path: Path) -> None:
-    run = planned(tmp_path, "optimizer.autoclip=0.5", "optimizer.max_grad_norm=1e6")
-    assert execute.execute(run) == "finished"
+    run = finished(tmp_path, "optimizer.autoclip=0.5", "optimizer.max_grad_norm=1e6")
     updates = record.read_table(run.folder, "updates")
     norms = updates["grad_norm"].where(updates["grad_norm"] > 0)  # a mini-batch without a signal has no gradient
     allowed = [norms[: count + 1].median() for count in range(len(updates))]

@@ -50,11 +50,3 @@ def test_committed_runs_cover_every_algorithm_and_none_collapsed() -> None:
     assert set(table["arm"]) == set(algorithms.names())
     assert (table["n"] == 3).all()
     assert set(recorded["runs"]["status"]) == {"finished"}
-
-
-def test_accuracy_does_not_rise_without_learning(results: Path) -> None:
-    words = ["experiment=chain_micro", "algorithm=grpo", "seed=0", "steps=24", "task.max_operands=3"]
-    words += ["optimizer.learning_rate=0", "experiment_name=frozen", f"results_dir={results}"]
-    (made,) = compose.plan(words)
-    execute.execute(made)
-    assert rise(made.folder).mean == 0  # the same weights, prompts and draws

@@ -143,6 +143,7 @@ def test_router_step_scales_with_its_factor(tmp_path: Path, kind: str) -> None:
     of_routers = {id(weight) for router in routers(made.model) for weight in router.parameters()}
     rates = {id(w): group["lr"] for group in made.learner.optimizer.param_groups for w in group["params"]}
     assert rates == {id(w): 0.0025 if id(w) in of_routers else 0.01 for w in made.model.parameters()}
+    assert made.learner.learning_rate == 0.01
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.models import build
 from steadymoe.models.selection import NO_ROUTE
 
-RESPONSES = 3
 WIDTH = 5
 # The lengths of the responses to three prompts: some groups are smaller than others, some responses shorter.
 LENGTHS = [[4, 2, 3], [1, 4], [2]]

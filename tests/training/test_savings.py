@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import PROPORTIONAL, begun, planned, trainer
+from small_runs import PROPORTIONAL, begun, finished, planned, trainer
 from torch.testing import assert_close
 
 from steadymoe.bench.runs import execute, record
@@ -140,8 +140,7 @@ def test_unshared_prompts_have_a_reason(tmp_path: Path) -> None:
 
 
 def test_sampler_replaces_the_old_policy_and_is_verified(tmp_path: Path) -> None:
-    made = planned(tmp_path, "savings.sampler_as_old=3", "steps=5", *PROPORTIONAL)
-    execute.execute(made)
+    made = finished(tmp_path, "savings.sampler_as_old=3", "steps=5", *PROPORTIONAL)
     steps = record.read_table(made.folder, "steps")
     compared = steps["rollout_kl_k3"].notna()
     assert compared.tolist() == [True, False, False, True, False]
@@ -150,8 +149,7 @@ def test_sampler_replaces_the_old_policy_and_is_verified(tmp_path: Path) -> None
     updates = record.read_table(made.folder, "updates")
     first = updates[updates["update"] == 1]
     assert (first["token_ratio_variance"] < 1e-8).all()
-    plain = planned(tmp_path, "steps=5", "experiment_name=plain", *PROPORTIONAL)
-    execute.execute(plain)
+    plain = finished(tmp_path, "steps=5", "experiment_name=plain", *PROPORTIONAL)
     theirs = record.read_table(plain.folder, "steps")
     assert_close(steps["reward"].iloc[0], theirs["reward"].iloc[0])
     assert abs(steps["grad_norm"].iloc[0] - theirs["grad_norm"].iloc[0]) < 1e-3 * theirs["grad_norm"].iloc[0]

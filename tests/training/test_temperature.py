@@ -13,6 +13,7 @@ from small_runs import (
     advantages,
     assert_resumes,
     begun,
+    finished,
     planned,
     responses,
     trainer,
@@ -23,12 +24,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from steadymoe.bench.audit import rollouts
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import record
 from steadymoe.bench.training import old_policy
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
 
-TEMPERATURES = [0.5, 0.7, 1.3, 3.0]
+TEMPERATURES = [0.5, 3.0]
 # Distributions that are far from even, and responses that end before others.
 LIVELY = ["task.max_operands=4", "task.spare_tokens=3", "model.config.initializer_range=0.3"]
 
@@ -192,11 +193,10 @@ def test_audit_rollouts_use_the_temperature_but_evaluation_stays_at_1(tmp_path: 
     assert_close(rollout.logprobs_BT, expected(made, rollout, 0.5)[0], atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.3, 30.0])
+@pytest.mark.parametrize("temperature", [0.1, 30.0])
 def test_sampler_replaces_the_old_policy_at_any_temperature(tmp_path: Path, temperature: float) -> None:
     words = [f"rollout.temperature={temperature}", "savings.sampler_as_old=1", "steps=2", *PROPORTIONAL]
-    made = planned(tmp_path, *words)
-    assert execute.execute(made) == "finished"
+    made = finished(tmp_path, *words)
     updates = record.read_table(made.folder, "updates")
     assert (updates.loc[updates["update"] == 1, "token_ratio_variance"] < 1e-4).all()
     held = trainer(tmp_path, *words)

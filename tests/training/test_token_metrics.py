@@ -167,12 +167,9 @@ def test_a_response_without_tokens_has_no_weight() -> None:
     assert whole == token_metrics.to_floats(of(rollout_BT[:2], (rollout_BT + delta_BT)[:2], mask_BT[:2]))
 
 
-def test_step_averages_its_updates_but_keeps_maxima() -> None:
+def test_step_averages_its_updates_but_keeps_extremes() -> None:
     rows = [{"step": 3, "update": u, "token_ratio_max": m, "ess": e} for u, m, e in ((1, 5.0, 0.9), (2, 2.0, 0.5))]
     assert token_metrics.of_step(rows) == pytest.approx({"token_ratio_max": 5.0, "ess": 0.7})
-
-
-def test_step_handles_missing_columns_and_moments() -> None:
     rows = [
         {"router_shift_min": 0.9, "log_ratio_moment_free": 1e-6, "log_ratio_moment_pinned": 0.0, "routing_share": 1.0},
         {"router_shift_min": 0.7, "log_ratio_moment_free": 1.0, "log_ratio_moment_pinned": 0.5, "routing_share": 0.5},
