@@ -93,8 +93,6 @@ def test_invalid_calls_raise_clear_errors(done: tuple[Path, dict], tmp_path: Pat
     tables = done[1]["tables"]
     with pytest.raises(ConfigError, match="there is no algorithm 'gpso'"):
         bench.plan("algorithm=gpso")
-    with pytest.raises(ConfigError, match="cannot read 'nonsense' as key=value"):
-        bench.plan("nonsense")
     with pytest.raises(NothingToReport, match="no ended runs below"):
         bench.results("nothing", tmp_path)
     with pytest.raises(CannotDraw, match="there is no figure 'overveiw'; did you mean overview"):
@@ -103,17 +101,6 @@ def test_invalid_calls_raise_clear_errors(done: tuple[Path, dict], tmp_path: Pat
         bench.figure("overview", tables, ["dapo"])
     with pytest.raises(CannotDraw, match="fig03 lacks runs with 2 values of routing in first"):
         bench.figure("fig03", tables)
-
-
-def test_importing_the_package_and_cli_is_cheap() -> None:
-    code = (
-        "import sys; from steadymoe.bench import figure, plan, results, run; print(*sys.modules); "
-        "import steadymoe.bench.cli; print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    package, command_line = (set(line.split()) for line in done.splitlines())
-    heavy = {"torch", "transformers", "hydra", "matplotlib", "pandas", "scipy", "jinja2"}
-    assert not heavy & (package | command_line)
 
 
 WITHOUT_TORCH = ("status", "run --help", "run --dry algorithm=gspo,grpo seed=0,1 -m", "report --list")
@@ -133,7 +120,7 @@ def test_commands_that_train_nothing_do_not_import_torch(command: str, tmp_path:
     assert code == "0", done.stderr
     assert not {"torch", "transformers"} & set(modules)
     if command == "status":
-        assert not {"pandas", "pyarrow", "hydra", "numpy"} & set(modules)
+        assert not {"pandas", "pyarrow", "hydra", "numpy", "jinja2"} & set(modules)
 
 
 def test_schema_lists_every_experts_implementation() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import TOKENS_BS, K, L, N, other_routes, own_routes, routed
-from small_runs import advantages, begun, responses, trainer, updated, whole_logprobs
+from small_runs import advantages, begun, trainer, updated
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -356,17 +356,6 @@ def test_stale_weights_have_the_given_age_in_steps(model: PreTrainedModel) -> No
             weight.fill_(float(step))
         seen.append(float(next(sampler.model(torch.Generator()).parameters()).detach().flatten()[0]))
     assert seen == [0, 0, 0, 1, 2]
-
-
-def test_temperature_applies_to_the_samplers_log_probabilities(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "engine=temperature", "engine.strength=0.5")
-    rollout, _, _ = made.sample(1)
-    tokens_BT, mask_BT = responses(rollout)
-    with torch.no_grad():
-        hot_BTV = (whole_logprobs(made, rollout) / 1.5).log_softmax(-1)
-    assert_close(
-        rollout.logprobs_BT[mask_BT], hot_BTV[mask_BT].gather(-1, tokens_BT[mask_BT][:, None])[:, 0], atol=1e-4, rtol=0
-    )
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,11 @@ def edited(**changes: object) -> Callable[[Path], object]:
     )
 
 
-def flipped(folder: Path) -> None:
-    content = bytearray((folder / "updates.parquet").read_bytes())
-    content[len(content) // 2] ^= 255
-    (folder / "updates.parquet").write_bytes(content)
+def flip(path: Path) -> None:
+    """Flip one bit in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def of_another_run(folder: Path) -> None:
@@ -56,7 +57,7 @@ def of_another_run(folder: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no steps": (lambda folder: (folder / "steps.parquet").unlink(), "there is no steps.parquet"),
     "no layers": (lambda folder: (folder / "layers.parquet").unlink(), "there is no layers.parquet"),
-    "one byte": (flipped, "updates.parquet has changed since the run wrote it"),
+    "one bit": (lambda folder: flip(folder / "updates.parquet"), "updates.parquet has changed since the run wrote it"),
     "another table": (of_another_run, "steps.parquet has changed since the run wrote it"),
     "a folder": (lambda folder: [(folder / "run.json").unlink(), (folder / "run.json").mkdir()], "cannot be read"),
     "empty": (lambda folder: (folder / "run.json").write_text(""), "run.json cannot be read"),
@@ -190,13 +191,6 @@ def test_truncated_checkpoint_restarts_the_run_with_a_message(
     assert "restarted at step 1, because its checkpoint is damaged" in said
     assert record.known(made.folder)["restarted"] == "its checkpoint is damaged"
     assert record.read_table(made.folder, "steps")["step"].tolist() == list(range(1, 7))
-
-
-def flip(path: Path) -> None:
-    """Flip one bit of the last tensor."""
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_cold_start_with_a_flipped_bit_is_trained_again(finished: Path, tmp_path: Path) -> None:

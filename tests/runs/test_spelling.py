@@ -10,7 +10,6 @@ from steadymoe.bench.runs import compose
 # Two spellings of one run, and the words that both need.
 SPELLINGS = [
     ("routing.aux_loss=-0.0", "routing.aux_loss=0", ()),
-    ("weight_noise=-0.0", "weight_noise=0.0", ()),
     ("algorithm.loss.clip_low=-0.0", "algorithm.loss.clip_low=0", ()),
     ("algorithm.loss.clip_high=1", "algorithm.loss.clip_high=1.0", ()),
     ("algorithm.loss.dual_clip=3", "algorithm.loss.dual_clip=3.0", ()),  # null in the YAML

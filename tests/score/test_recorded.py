@@ -447,7 +447,8 @@ def test_routing_table_matches_the_runs() -> None:
 
 
 def test_committed_board_matches_the_recorded_outcomes(tmp_path: Path) -> None:
-    board.write_board(tmp_path)
+    paths = board.write_board(tmp_path)
+    assert {path.name for path in paths} == {"board.md", "board.html", "profile.png", "profile.svg"}
     made, committed = ((folder / "board.md").read_text() for folder in (tmp_path, ROOT / "results" / "board"))
     assert_same(made, committed, "board.md")
 
