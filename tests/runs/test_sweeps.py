@@ -210,12 +210,12 @@ def test_full_disk_loses_no_finished_rows(
     made = planned(tmp_path)
     writes, append, steps = atomic_files.write, record.Record.append, [0]
 
-    def refuses(path: Path, writer: Callable[[Path], object], root: Path | None = None) -> None:
+    def refuses(path: Path, writer: Callable[[Path], object]) -> None:
         kinds = {"run.json": "run.json", "checkpoint.safetensors": "checkpoint"}
         kind = kinds.get(path.name, "tables" if path.suffix == ".parquet" else "rows")
         if steps[0] >= 3 and where in (kind, "everything"):
             raise error
-        writes(path, writer, root)
+        writes(path, writer)
 
     def counts(self: record.Record, rows: dict[str, list[record.Row]]) -> None:
         steps[0] += "steps" in rows
