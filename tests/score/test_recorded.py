@@ -87,6 +87,22 @@ def test_gate_v8_fails_where_sharpening_alone_gains_too_much(name: str, place: i
     assert passes or f"{share:.0%}".replace("%", " %") in text
 
 
+def test_shorter_starts_match_their_runs() -> None:
+    runs, text = pd.read_csv(RULER / "shorter_starts.csv"), section("### Starts on shorter inputs")
+    runs = runs.assign(gain=runs["sampled"] - runs["start"], greedy_gain=runs["greedy"] - runs["start_greedy"])
+    arms = [("grpo", False, 1e-4), ("grpo", True, 1e-4), ("sharpening", False, 4e-6), ("sharpening", False, 1.6e-5)]
+    gains = runs.groupby(["task", "algorithm", "shuffled", "learning_rate"])[["gain", "greedy_gain"]].mean()
+    starts = runs.drop_duplicates(["task", "seed"]).groupby("task")[["start", "start_greedy"]].mean()
+    for task, start in starts.iterrows():
+        expected = [*start, *(gain for arm in arms for gain in gains.reindex([(task, *arm)]).iloc[0])]
+        shown = ["" if np.isnan(each) else f"{each:.3f}".replace("-", "−") for each in expected]
+        assert row_of(text, f"| `{task}` |") == [f"`{task}`", *shown]
+    for task, share in (("sort", "13 %"), ("ledger", "28 %")):
+        most = gains.loc[task, "sharpening"]["gain"].max() / gains.loc[(task, *arms[0]), "gain"]
+        assert f"{most:.0%}".replace("%", " %") == share
+        assert f"{share}" in text
+
+
 def test_advantage_table_matches_the_runs() -> None:
     """Of ``experiment=advantage``: mean at the end, and the paired difference from GRPO's own advantage."""
     steps = archive.load(RULER, "advantage")["steps"]
