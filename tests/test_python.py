@@ -103,6 +103,12 @@ def test_invalid_calls_raise_clear_errors(done: tuple[Path, dict], tmp_path: Pat
         bench.figure("fig03", tables)
 
 
+def test_importing_the_package_is_cheap() -> None:
+    code = "import sys; from steadymoe.bench import figure, plan, results, run; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"torch", "transformers", "hydra", "matplotlib", "pandas", "scipy", "jinja2"} & set(done.split())
+
+
 WITHOUT_TORCH = ("status", "run --help", "run --dry algorithm=gspo,grpo seed=0,1 -m", "report --list")
 
 
