@@ -124,12 +124,16 @@ def ranked_in_draws(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the crossing and the best level of each of L losses in each draw of seeds, both (N, L), for their ranks.
 
-    The first curve is the reference's; a loss that is nowhere on the line has the crossing 0.
+    The first curve is the reference's. A loss that is nowhere on the line has the crossing 0; one that never falls
+    below it has the end of its dial.
     """
     means = [curve.levels_DS[:, draws_NS].mean(-1).T for curve in curves]
     line_N = line(curves[0], start_S[draws_NS].mean(1), means[0])
-    crossed = [crossings(mean_ND, curve.dial_D, line_N) for mean_ND, curve in zip(means, curves, strict=True)]
-    return np.nan_to_num(np.stack(crossed, 1), nan=0.0, posinf=np.inf), np.stack([each.max(1) for each in means], 1)
+    crossed = [
+        np.minimum(crossings(mean_ND, curve.dial_D, line_N), curve.dial_D[-1])
+        for mean_ND, curve in zip(means, curves, strict=True)
+    ]
+    return np.nan_to_num(np.stack(crossed, 1), nan=0.0), np.stack([each.max(1) for each in means], 1)
 
 
 def bearable(

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from committed import assert_same
-from scipy.stats import kendalltau, ttest_1samp
 from scipy.stats import t as student
+from scipy.stats import ttest_1samp
 
 from steadymoe.bench.report import archive, joined, write
 from steadymoe.bench.report.figures import bearable, find
@@ -210,32 +210,40 @@ def first_seeds() -> pd.DataFrame:
     return table[~table["seed"].isin(standard.REPEATED)]
 
 
-def test_second_task_matches_the_runs() -> None:
-    table = bearable.table(archive.load(RULER, "bearable_selection")["steps"]).set_index("loss")
-    assert all(table.loc["gspo", "× grpo"] in page for page in (QUESTIONS, PAGE))
-    rows = {"rspo_gspo": "| RSPO on GSPO", "gspo": "| GSPO", "vespo": "| VESPO", "grpo": "| GRPO |"}
-    rows |= {"grpo_unclipped": "| GRPO without", "cispo": "| CISPO"}
-    text = section("### Six losses on a second task")
-    scores = {each.loss: each for each in outcomes.scores(first_seeds())}
-    levels = bearable.levels(archive.load(RULER, "bearable_selection")["steps"])
-    others = [loss for loss in rows if loss != REFERENCE]
-    numbers = [bearable.borne(levels, loss)[0] for loss in others]
-    corrected = holm([number.p for number in numbers if number is not None])
-    decided = {loss for loss, p in zip(others, corrected, strict=True) if is_decided(p, 5)}
-    for loss, begins in rows.items():
-        first, second, *at_best = row_of(text, begins)[1:5]
-        for cell, number, is_decided_ in (
-            (first, str(scores[loss].borne[RATE.name]), scores[loss].decided[RATE.name]),
-            (second, table.loc[loss, "× grpo"], loss in decided),
-        ):
-            assert cell == f"{number} *" if is_decided_ else number
-        assert [float(cell.removesuffix(" *")) for cell in at_best] == pytest.approx(
-            [scores[loss].sampled.mean, table.loc[loss, "sampled at best"].mean], abs=6e-4
-        )
+SETTINGS = ("bearable", "bearable_selection", "bearable_long", "bearable_larger")
+SIX = {"rspo_gspo": "RSPO on GSPO", "gspo": "GSPO", "vespo": "VESPO", "grpo": "GRPO"}
+SIX |= {"grpo_unclipped": "GRPO without a clip", "cispo": "CISPO"}
+
+
+def test_six_losses_in_four_settings_match_the_runs() -> None:
+    text = section("### Six losses in four settings")
+    rows = {loss: row_of(text, f"| {name} |") for loss, name in SIX.items()}
+    for place, setting in enumerate(SETTINGS):
+        levels = bearable.levels(archive.load(RULER, setting)["steps"])
+        found = {loss: bearable.borne(levels, loss) for loss in SIX}
+        others = {loss: number for loss, (number, _) in found.items() if loss != REFERENCE}
+        p = holm([number.p for number in others.values()])  # type: ignore[union-attr]
+        decided = {loss for loss, each in zip(others, p, strict=True) if is_decided(each, 5)}
+        for loss, (number, best) in found.items():
+            assert rows[loss][1 + place] == f"{number} *" if loss in decided else str(number)
+            ours = levels[(levels["line"] == loss) & (levels["dial"] == best)]
+            assert rows[loss][5 + place] == f"{ours['sampled'].mean():.3f}"
+
+
+def test_agreement_of_settings_matches_the_pages() -> None:
+    """Kendall's τ of sort with each other setting: of what six losses bear, and of their accuracy at the best rates."""
+    text, others = section("### Six losses in four settings"), [loss for loss in SIX if loss != REFERENCE]
+    for setting in SETTINGS[1:]:
+        both = {name: archive.load(RULER, name) for name in (SETTINGS[0], setting)}
+        taus = bearable.agreement(bearable.levels(joined.join(both)["steps"]), others)
+        assert row_of(text, f"| `{setting}` |")[1:] == [interval(tau, 2) for tau in taus]
+    every = {name: archive.load(RULER, name) for name in SETTINGS}
+    taus = bearable.agreement(bearable.levels(joined.join(every)["steps"]), others)
+    assert all(interval(tau, 2) in page for tau in taus for page in (text, QUESTIONS, README))
 
 
 def test_settings_table_matches_the_runs() -> None:
-    text = PAGE.partition("## Does the number carry over?")[2]
+    text = section("## Does the number carry over?", "### Six losses")
     rows = [cells(row) for row in text.splitlines() if row.startswith("| `bear")]
     names = [row[0].partition("`, ")[0].strip("`") for row in rows]
     assert len(names) >= 3
@@ -352,25 +360,6 @@ def at_three_rates(experiment: str, loss: str = REFERENCE, outcome: str = "sampl
     levels = bearable.levels(archive.load(RULER, experiment)["steps"])
     ours = levels[(levels["algorithm"] == loss) & levels["dial"].isin([1e-4, 2e-4, 4e-4])]
     return ours.groupby("seed")[outcome].mean()
-
-
-def test_bearable_rates_rank_alike_on_both_tasks() -> None:
-    """Kendall's τ of what they bear, and of their levels at the best rates."""
-    selection = bearable.table(archive.load(RULER, "bearable_selection")["steps"]).set_index("loss")
-    scores = {each.loss: each for each in outcomes.scores(first_seeds())}
-    assert len(selection) == 6
-    borne = [scores[loss].borne[RATE.name].crossing for loss in selection.index]  # type: ignore[union-attr]
-    found = {"1.00 (p = 0.003)": kendalltau(borne, selection["bearable"].astype(float))}
-    levels = [scores[loss].sampled.mean for loss in selection.index]
-    found["0.73 (p = 0.06"] = kendalltau(levels, [each.mean for each in selection["sampled at best"]])
-    again = bearable.table(archive.load(RULER, "bearable")["steps"]).set_index("loss").loc[selection.index]
-    both = (again, selection)
-    found["0.87 (p = 0.02)"] = kendalltau(*(table["bearable"].astype(float) for table in both))
-    found["0.60 (p = 0.14)"] = kendalltau(*([each.mean for each in table["sampled at best"]] for table in both))
-    for said, tau in found.items():
-        assert said in PAGE
-        assert tau.statistic == pytest.approx(float(said[:4]), abs=0.005)
-        assert tau.pvalue == pytest.approx(float(said[10:].rstrip(")")), rel=0.2)
 
 
 def test_factors_match_the_board() -> None:

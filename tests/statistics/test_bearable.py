@@ -197,17 +197,18 @@ def test_intervals_have_nominal_coverage(seeds: int) -> None:
 
 
 def test_draws_are_ranked_by_crossing_and_best_level() -> None:
-    """A draw is the losses' mean over its seeds; one that is nowhere on the line comes before all others."""
+    """A draw is the losses' mean over its seeds. Two have no crossing: nowhere on the line, and never below it."""
     reference, more = shifted(0.0, 5), shifted(1.0, 5)
-    curves, start = [of(each) for each in (reference, more, np.full((4, 5), 0.3))], np.linspace(0.3, 0.5, 5)
+    levels, start = (reference, more, np.full((4, 5), 0.3), np.full((4, 5), 0.79)), np.linspace(0.3, 0.5, 5)
+    curves = [of(each) for each in levels]
     draws = np.array([[0, 1, 2, 3, 4], [4, 4, 4, 4, 4]])
     crossed_NL, best_NL = ranked_in_draws(curves, start, draws)
     for draw, seeds in enumerate(draws):
         theirs, ours = (each[:, seeds].mean(1) for each in (reference, more))
         height = start[seeds].mean() + SHARE * (theirs.max() - start[seeds].mean())
         expected = [crossings(each[None], RATES, np.array([height]))[0] for each in (theirs, ours)]
-        assert crossed_NL[draw].tolist() == pytest.approx([*expected, 0.0])
-        assert best_NL[draw].tolist() == pytest.approx([theirs.max(), ours.max(), 0.3])
+        assert crossed_NL[draw].tolist() == pytest.approx([*expected, 0.0, 8e-4])
+        assert best_NL[draw].tolist() == pytest.approx([theirs.max(), ours.max(), 0.3, 0.79])
 
 
 def test_dial_without_a_crossing_is_refused() -> None:
