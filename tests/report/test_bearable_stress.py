@@ -150,7 +150,9 @@ def test_settings_are_drawn_side_by_side() -> None:
     third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03  # a little more than without a clip
     caption = spec.figure({"steps": pd.concat([joined, third])}).caption
     assert "4 losses of all settings" in caption
-    assert "is 1.00 [" in caption
+    assert "is 1.00 for the multiples" in caption  # without an interval: one setting has three seeds
+    of_five = pd.concat([joined, third])[lambda steps: steps["experiment"] != "third"]
+    assert "is 1.00 [" in spec.figure({"steps": of_five}).caption
 
 
 def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
@@ -170,6 +172,29 @@ def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
     twin["value"] += 0.05 * noise * is_end
     twins = bearable.levels(pd.concat([far, twin]))
     assert bearable.agreement(twins, ["gspo", "grpo_unclipped", "vespo"])[0].low < 0.9
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_few_seeds_have_a_rank_correlation_without_an_interval(seeds: int) -> None:
+    (spec,) = find(["carry_over"])
+    steps = pd.concat([sweep(seeds=seeds), sweep(experiment="other", seeds=seeds)])
+    third = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
+    third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03
+    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
+    assert "is 1.00 for the multiples" in spec.figure({"steps": pd.concat([steps, third])}).caption
+
+
+def test_setting_without_the_reference_and_seeds_not_shared_leave_the_figure() -> None:
+    (spec,) = find(["carry_over"])
+    steps = pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third")])
+    third = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
+    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
+    steps = pd.concat([steps, third])
+    without = steps[(steps["experiment"] != "third") | (steps["algorithm"] != "grpo")]
+    assert "4 losses of all settings" in spec.figure({"steps": without}).caption
+    is_early = steps["seed"] < 2
+    apart = steps[np.where(steps["algorithm"] == "gspo", is_early, ~is_early | (steps["algorithm"] == "grpo"))]
+    assert "is unknown for the multiples" in spec.figure({"steps": apart}).caption
 
 
 def test_ratio_beyond_the_grid_has_an_open_mark() -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from hydra.utils import instantiate
-from small_runs import SMALL, assert_same, finished, interrupt, planned, tables, trainer, updated
+from small_runs import PROPORTIONAL, SMALL, assert_same, finished, interrupt, planned, tables, trainer, updated
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
@@ -351,6 +351,16 @@ def test_zero_learning_rate_changes_nothing(tmp_path: Path) -> None:
     assert record.read_table(frozen.folder, "steps")["expert_change_since_start"].max() == 0
     scores = record.read_table(frozen.folder, "evaluations").groupby("step")["score"].agg(list)
     assert all(each == scores[0] for each in scores)  # the same weights, prompts and draws
+
+
+def test_the_three_algorithms_coincide_at_one_update_a_rollout(tmp_path: Path) -> None:
+    curves = []
+    for name in ("reinforce", "grpo", "gspo"):
+        made = finished(tmp_path, f"algorithm={name}", "updates_per_rollout=1", *PROPORTIONAL)
+        curves.append(record.read_table(made.folder, "updates")[["grad_norm", "entropy"]].to_numpy())
+    assert np.ptp(curves[0][:, 1]) > 1e-2  # the updates move the policy
+    np.testing.assert_allclose(curves[0], curves[1], atol=1e-4)
+    np.testing.assert_allclose(curves[0], curves[2], atol=1e-4)
 
 
 def test_router_auxiliary_loss_is_off_by_default(tmp_path: Path) -> None:

@@ -225,8 +225,8 @@ def carried(steps: pd.DataFrame) -> DataFigure:
         axes[1].set_xlabel(f"accuracy at best, less {reference}'s")
         shared, agree = ratios.dropna().index.tolist(), ""
         if len(shared) + 1 >= _MIN_RANKED:
-            taus = agreement(runs, shared)
-            of_multiples, of_accuracies = (f"{tau.mean:.2f} [{tau.low:.2f}, {tau.high:.2f}]" for tau in taus)
+            taus = agreement(runs[runs["panel"].isin(ratios.columns)], shared)
+            of_multiples, of_accuracies = map(_tau_text, taus)
             agree = (
                 f" Over the {len(shared) + 1} losses of all settings, Kendall's τ (mean of the pairs of settings) is "
                 f"{of_multiples} for the multiples and {of_accuracies} for the accuracies."
@@ -269,12 +269,15 @@ def agreement(runs: pd.DataFrame, lines: Sequence[str]) -> tuple[Estimate, Estim
 
     ``runs``: ``levels``, whose panels are the settings; ``lines``: the losses to rank beside the reference, all of them
     in every panel. τ is the mean over the pairs of panels. Its interval is Student's with the error of a bootstrap over
-    the seeds of each panel, paired between losses, cut at −1 and 1; n is the smallest number of seeds.
+    the seeds of each panel, paired between losses, cut at −1 and 1; none below five seeds. n is the smallest number of
+    seeds that all losses of a panel share; without one, or where a panel ties all losses, τ is nan.
     """
     generator, ranked, counts = np.random.default_rng(0), [], []
     for _, ours in runs.groupby("panel", sort=False):
         wide = [_wide(ours, line) for line in (str(_reference(ours)), *lines)]
         seeds = reduce(pd.Index.intersection, [each.columns for each in wide])
+        if seeds.empty:
+            return Estimate(np.nan, np.nan, np.nan, 0), Estimate(np.nan, np.nan, np.nan, 0)
         curves = [Curve(each.index.to_numpy(float), each[seeds].to_numpy()) for each in wide]
         start_S = ours.groupby("seed")["start"].first()[seeds].to_numpy()
         resampled = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
@@ -288,9 +291,18 @@ def agreement(runs: pd.DataFrame, lines: Sequence[str]) -> tuple[Estimate, Estim
 
 
 def _tau_of_draws(tau_N: np.ndarray, n: int) -> Estimate:
-    """Return the τ of the recorded seeds, which come first, with an interval by the spread of the draws."""
-    half = half_of_draws(tau_N[1:], n)
-    return Estimate(float(tau_N[0]), max(-1.0, tau_N[0] - half), min(1.0, tau_N[0] + half), n)
+    """Return the τ of the recorded seeds, which come first, with an interval by the draws that have one."""
+    tau, known_N = float(tau_N[0]), tau_N[1:][~np.isnan(tau_N[1:])]
+    if np.isnan(tau) or n < MIN_TO_DECIDE:
+        return Estimate(tau, np.nan, np.nan, n)
+    half = half_of_draws(known_N, n)
+    return Estimate(tau, max(-1.0, tau - half), min(1.0, tau + half), n)
+
+
+def _tau_text(tau: Estimate) -> str:
+    if np.isnan(tau.mean):
+        return "unknown"
+    return f"{tau.mean:.2f}" + ("" if np.isnan(tau.low) else f" [{tau.low:.2f}, {tau.high:.2f}]")
 
 
 def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
