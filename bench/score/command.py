@@ -134,7 +134,7 @@ def read(overrides: Sequence[str]) -> Arm:
 def _arms(own: Arm, quick: bool = False) -> list[Arm]:
     """Return the anchors and the scored loss, GRPO first: its gain draws the line."""
     anchors = [Arm(name, name, (f"algorithm={name}",)) for name in (ANCHORS[:1] if quick else ANCHORS)]
-    return [*anchors, *([] if own.label in ANCHORS else [own])]
+    return [*anchors, *([] if own.label in [anchor.label for anchor in anchors] else [own])]
 
 
 def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, again: bool = False) -> int:

@@ -183,6 +183,7 @@ def test_dry_run_prints_what_is_missing(score: Score, tmp_path: Path) -> None:
     assert float(minutes) == pytest.approx(195 * float(one) / int(at), abs=0.51)
     assert "rate: 18 runs: 18 to run" in score("algorithm=sapo", "--quick", "--dry")[1]
     assert "rate: 9 runs: 9 to run" in score("algorithm=grpo", "--quick", "--dry")[1]  # GRPO is its own anchor
+    assert "rate: 18 runs: 18 to run" in score("algorithm=gspo", "--quick", "--dry")[1]  # no anchor of a quick score
     assert not list(tmp_path.iterdir())
 
 
@@ -193,7 +194,7 @@ SMALL = (
     *("model=micro", "task.min_length=2", "task.max_length=3", "seed=0,1"),
     *("total_updates=4", "rollout.minibatch_prompts=2", "evaluation.every_updates=4", "evaluation.prompts=8"),
     *("evaluation.pass_k=0", "collapse.patience_updates=4", "collapse.window_updates=4", "cold_start.batch_size=32"),
-    *("cold_start.accuracy_low=0", "cold_start.accuracy_high=1", "cold_start.check_every=30"),
+    *("cold_start.accuracy_low=0", "cold_start.accuracy_high=1", "cold_start.check_every=10"),
     "cold_start.check_prompts=8",
 )
 
@@ -274,12 +275,24 @@ def times(folder: Path) -> dict[Path, float]:
     return {path: path.stat().st_mtime for path in folder.rglob("updates.parquet")}
 
 
-def test_score_end_to_end(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GRPO under another name scores as GRPO does; again nothing runs; its entry is read, verified and on the board."""
+@pytest.fixture
+def scored(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a score of GRPO under another name prints."""
     monkeypatch.setattr(command.check, "check", lambda overrides: 0)
     monkeypatch.setattr(command, "ANCHORS", (REFERENCE,))
     code, out, err = score("algorithm=same")
     assert code == 0, err
+    return out
+
+
+def submitted(score: Score) -> entry.Entry:
+    code, _, err = score("algorithm=same", "--submit", "boards/same", "--paper", "none")
+    assert (code, err) == (0, "")
+    return entry.read(Path("boards/same"))
+
+
+def test_score_end_to_end(small: Path, score: Score, scored: str) -> None:
+    """GRPO under another name scores as GRPO does; again nothing runs; its entry is read."""
     folder = Path("results/scores/steadymoe-2/same")
     table = pd.read_csv(folder / "outcomes.csv")
     for dial in ("rate", "staleness", "mismatch"):
@@ -290,21 +303,22 @@ def test_score_end_to_end(small: Path, score: Score, monkeypatch: pytest.MonkeyP
         assert ours["same"].tolist() == ours["grpo"].tolist()
         assert len(ours["same"]) >= 4
     assert {"score.html", "profile.png"} <= {path.name for path in folder.iterdir()}
-    assert "same" in out
+    assert "same" in scored
     before = times(small / "results" / "runs")
     assert score("algorithm=same")[0] == 0
     assert times(small / "results" / "runs") == before
     _, out, _ = score("algorithm=same", "--dry")
     assert "staleness and mismatch: 0 to run" in out
     assert "minutes" not in out
-
-    code, _, err = score("algorithm=same", "--submit", "boards/same", "--paper", "none")
-    assert (code, err) == (0, "")
-    found = entry.read(Path("boards/same"))
-    assert found.files == ["conf/algorithm/same.yaml"]
+    assert submitted(score).files == ["conf/algorithm/same.yaml"]
     assert "own numbers, n = 2" in board.rows(board.standings(Path("boards")))["numbers"].tolist()
     assert score("algorithm=same", "--submit", "boards/same", "--paper", "none")[2].startswith("steadymoe: boards/same")
 
+
+@pytest.mark.check
+@pytest.mark.usefixtures("scored")
+def test_entry_is_verified_and_listed(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = submitted(score)
     monkeypatch.setattr(rerun, "_SEEDS", 2)
     monkeypatch.setattr(rerun, "_PROMPTS", 8)
     monkeypatch.setattr(rerun, "_gains_without_reward", lambda outcomes, shuffled: "")  # eight prompts are luck
