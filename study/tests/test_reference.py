@@ -41,6 +41,7 @@ def test_git_keeps_exactly_what_pages_link() -> None:
     assert set(tracked.stdout.split()) == LINKED
 
 
+@pytest.mark.check
 def test_every_kept_file_has_its_data(verdicts: Verdicts) -> None:
     # Files of an audit are <experiment>-audit-<table>, and an experiment may hold a dash.
     stems = {Path(name).stem for name in LINKED - WITHOUT_DATA}
@@ -84,6 +85,7 @@ def shown(verdicts: Verdicts) -> str:
     return page.text(verdicts.study, verdicts, list(verdicts.gates.values()), "../results/reference/figures")
 
 
+@pytest.mark.check
 def test_verdicts_match_the_data(verdicts: Verdicts, shown: str) -> None:
     compare(verdicts.texts())
     for spec, named, data in verdicts.figures():
@@ -95,6 +97,7 @@ def test_verdicts_match_the_data(verdicts: Verdicts, shown: str) -> None:
     assert len(re.findall(r"\.png\)", committed)) == len(verdicts.figures())
 
 
+@pytest.mark.check
 def test_claim_is_answered_if_its_runs_and_gates_exist(verdicts: Verdicts, shown: str) -> None:
     for claim in CLAIMS:
         section = shown.partition(f"## Claim {claim.number}\n")[2].partition("\n## ")[0]

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from fixtures import Said
-from small_runs import SMALL, trainer
+from small_runs import SMALL, sharing_starts, trainer
 
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.training.probes import replay_columns
@@ -80,7 +80,8 @@ def test_misaligned_replay_is_reported_and_sound_replay_is_not(
     monkeypatch.chdir(tmp_path)
     if fault is not None:
         planted(monkeypatch, FAULTS[fault])
-    at_the_end = ran("run", *WORDS, f"routing={routing}", "results_dir=results")
+    with sharing_starts(tmp_path / "results"):
+        at_the_end = ran("run", *WORDS, f"routing={routing}", "results_dir=results")
     assert "1 finished" in at_the_end
     for said in (at_the_end, ran("status")):
         assert ("replay is misaligned: " in said) == (fault is not None), said
@@ -100,7 +101,8 @@ def test_routers_that_ignore_forced_routes_are_reported(
 
     monkeypatch.setattr(RouteRecorder, "force", mixes_layers_up)
     monkeypatch.chdir(tmp_path)
-    assert "of the routers ran the replayed experts" in ran("run", *WORDS, "routing=r2", "results_dir=results")
+    with sharing_starts(tmp_path / "results"):
+        assert "of the routers ran the replayed experts" in ran("run", *WORDS, "routing=r2", "results_dir=results")
 
 
 @pytest.mark.parametrize("by", [1, -1])
