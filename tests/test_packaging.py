@@ -7,6 +7,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
 from builds import PACKAGES, ROOT
 
 
@@ -29,6 +30,7 @@ def test_the_wheel_holds_every_module_config_and_template(wheel: Path) -> None:
     assert not [name for name in held if name.split("/")[0] in PACKAGES]  # no bare `models` beside others' packages
 
 
+@pytest.mark.check
 def test_installed_wheel_composes_configs(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (

@@ -50,6 +50,7 @@ def needed(*names: str) -> dict[str, Distribution]:
     return found
 
 
+@pytest.mark.check
 def test_standalone_losses_contain_only_equations_and_numbers(losses: Path) -> None:
     archive = zipfile.ZipFile(losses)
     folders = [ROOT / folder for folder in ("algorithms", "integrations/verl", "conf/algorithm")]
@@ -62,6 +63,7 @@ def test_standalone_losses_contain_only_equations_and_numbers(losses: Path) -> N
     assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.check
 def test_standalone_losses_share_name_and_version_with_fewer_requirements(losses: Path, wheel: Path) -> None:
     small, whole = metadata(losses), metadata(wheel)
     assert small["Name"] == whole["Name"]
@@ -71,6 +73,7 @@ def test_standalone_losses_share_name_and_version_with_fewer_requirements(losses
     assert small.get_all("Requires-Dist") == ["torch>=2.6", "PyYAML"]
 
 
+@pytest.mark.check
 def test_integrations_contain_every_module_and_require_the_suite(integrations: Path, wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(integrations).namelist() if ".dist-info/" not in name}
     folder = ROOT / "integrations"
@@ -80,6 +83,7 @@ def test_integrations_contain_every_module_and_require_the_suite(integrations: P
     assert f"steadymoe=={version}" in metadata(integrations).get_all("Requires-Dist")
 
 
+@pytest.mark.check
 def test_standalone_losses_register_the_verl_plugin(losses: Path) -> None:
     archive = zipfile.ZipFile(losses)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
@@ -88,6 +92,7 @@ def test_standalone_losses_register_the_verl_plugin(losses: Path) -> None:
     assert "steadymoe/integrations/verl/register.py" in archive.namelist()
 
 
+@pytest.mark.check
 def test_standalone_losses_match_the_suite_with_only_torch_and_yaml(losses: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(losses).extractall(site)
@@ -110,6 +115,7 @@ def test_standalone_losses_match_the_suite_with_only_torch_and_yaml(losses: Path
     assert answer["numbers"] == runpy.run_path(str(SCRIPT))["numbers"]()
 
 
+@pytest.mark.check
 def test_either_build_replaces_the_other_completely(losses: Path, wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     (site,) = tmp_path.glob("lib/python*/site-packages")
