@@ -135,7 +135,7 @@ class SavingsConfig(_Group):
 class OptimizerConfig(_Group):
     """What every optimizer has; a subclass for each ``kind`` adds the rest."""
 
-    learning_rate: NotNegative
+    learning_rate: Annotated[StrictFloat, Field(ge=0, le=1e12)]
     weight_decay: NotNegative
     max_grad_norm: Positive
     router_factor: Positive

@@ -32,8 +32,8 @@ class Engine:
     strength: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength < float("inf"):
-            raise ValueError(f"engine.strength must be at least 0 and finite; got {self.strength}")
+        if not 0 <= self.strength <= 1e12:
+            raise ValueError(f"engine.strength must be from 0 to 1e12; got {self.strength}")
 
     @property
     def temperature(self) -> float:

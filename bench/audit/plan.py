@@ -142,6 +142,9 @@ def _check(run: Run) -> None:
     has_experts = fits.has_experts(config.model)
     refusals = {
         f"routing={choices['routing']}: an audit sets replay by audit.routing=[free,r2]": choices["routing"] != "off",
+        "an audit takes gradients of routers, too; leave routing.freeze at false": config.routing.freeze,
+        "an audit takes rewards as they are; leave rollout.shuffle_rewards at false": config.rollout.shuffle_rewards,
+        "an audit drifts at a constant rate; leave optimizer.decay at 0": config.optimizer.decay > 0,
         "engine=stale: an audit samples with one set of weights; use audit.drift for staleness": (
             choices["engine"] == "stale"
         ),

@@ -61,7 +61,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         return 0
     _begin(runs, _sweep(runs, sweep))
     if flags.redo:
-        _print(*redo(runs))
+        _print(*(redo(runs) or ["none of these runs is stale; nothing to redo"]))
         states = _states(runs)
     if skipped := len(requested) - len(runs):
         _print(f"--retry-failed skips {skipped} of {len(requested)} runs, which have not failed")
@@ -86,7 +86,8 @@ def _flags(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--cfg", choices=("job", "hydra", "all"), nargs="?", const="job")
-    parser.add_argument("--info", nargs="?", const="all")
+    parts = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+    parser.add_argument("--info", choices=parts, nargs="?", const="all")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--retry-failed", action="store_true")
     again.add_argument("--redo", action="store_true")
@@ -145,8 +146,11 @@ def _outcome(runs: Sequence[Run]) -> int:
     _print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), *outcome.lines(runs, states))
     failed = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
     for run in failed:
-        last = str(states[run.folder].facts.get("error") or "").strip().splitlines()[-1:]
-        print(f"steadymoe: {states[run.folder].status}: {visible(' '.join(last))}", file=sys.stderr)
+        why = states[run.folder].damage or str(states[run.folder].facts.get("error") or "")
+        print(
+            f"steadymoe: {states[run.folder].status}: {visible(' '.join(why.strip().splitlines()[-1:]))}",
+            file=sys.stderr,
+        )
         print(f"  rerun: {visible(run.command)}", file=sys.stderr)
     results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"
@@ -192,19 +196,19 @@ def redo(runs: Sequence[Run]) -> list[str]:
     """
     lines = []
     for run in runs:
-        if (why := _stale(run)) is None:
+        if (why := stale(run)) is None:
             continue
         try:
             with lifecycle.hold(run.folder):
-                if _stale(run) == why:  # False if another process has begun it again meanwhile
+                if stale(run) == why:  # False if another process has begun it again meanwhile
                     place = lifecycle.archive_old_run(run.folder, Path(run.config.results_dir), "replaced")
                     lines.append(f"rerun: {run.folder}, {why}; the old run is in {place}")
         except Timeout:
             continue
-    return lines or ["none of these runs is stale; nothing to redo"]
+    return lines
 
 
-def _stale(run: Run) -> str | None:
+def stale(run: Run) -> str | None:
     """Return why to rerun a run; None if there is no reason, or if it has not ended.
 
     Another config is a reason too: only ``steadymoe score`` redoes such a run.

@@ -3,6 +3,7 @@
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def execute(run: compose.Run) -> str:
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
     need_device(config.device)
-    resume_from = _resume_from(recorded)
+    resume_from = _resume_from(recorded, config.checkpoint_keep)
     recorded.begin(resume_from)
     samples.keep_until(recorded.folder, resume_from)
 
@@ -90,10 +91,11 @@ def _train(run: compose.Run, recorded: Record) -> None:
             if result.diverged_at_update is not None:
                 diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
                 break
+            save = partial(checkpoint.save, learner=trainer.learner, sampler=trainer.sampler, step=step)
+            if step == config.checkpoint_keep:  # first: a run that is killed between the two resumes before this step
+                save(branch.kept(recorded.folder, step), drawn=trainer.drawn(step))
             if step % config.checkpoint_every == 0 and step < config.steps:
-                checkpoint.save(recorded.checkpoint, trainer.learner, trainer.sampler, step)
-            if step == config.checkpoint_keep:
-                checkpoint.save(branch.kept(recorded.folder, step), trainer.learner, trainer.sampler, step)
+                save(recorded.checkpoint)
 
     steps = record.read_table(recorded.folder, "steps")
     collapse = judge(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout).collapse
@@ -127,19 +129,20 @@ def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> T
         checkpoint.disturb(model, config.weight_noise, config.seed)
         return Trainer(model, task, config)
     start = branch.read(config.start_from)
-    tensors = checkpoint.tensors_of(start.checkpoint)
+    tensors, about = checkpoint.read_tensors(start.checkpoint)
     checkpoint.restore_weights(model, tensors)
     checkpoint.disturb(model, config.weight_noise, config.seed)
-    trainer = Trainer(model, task, config, drawn_before=start.step)
+    trainer = Trainer(model, task, config, drawn_before=int(about.get("drawn", start.step)))
     checkpoint.restore_moments(trainer.learner, tensors)
     return trainer
 
 
-def _resume_from(recorded: Record) -> int | None:
+def _resume_from(recorded: Record, keep: int | None) -> int | None:
     """Return the step of the checkpoint in the folder; None to start anew.
 
-    The checkpoint must be made with these library versions and this code, and no row up to it may be lost. If not,
-    a line and ``run.json``, under ``restarted``, give the reason.
+    The checkpoint must be made with these library versions and this code, no row up to it may be lost, and the
+    checkpoint of step ``keep``, if that step is over, must have been kept. If not, a line and ``run.json``, under
+    ``restarted``, give the reason.
     """
     if not recorded.checkpoint.exists():
         return None
@@ -150,6 +153,8 @@ def _resume_from(recorded: Record) -> int | None:
         reason = "its checkpoint is damaged"
     elif not recorded.holds(step):
         reason = "rows of steps before its checkpoint are lost"
+    elif keep is not None and keep <= step and not branch.kept(recorded.folder, keep).exists():
+        reason = f"the checkpoint of step {keep} was not kept"
     else:
         return step
     recorded.run["restarted"] = reason

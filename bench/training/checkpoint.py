@@ -25,8 +25,11 @@ from steadymoe.models import balancing
 from steadymoe.models.engine import Sampler
 
 
-def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
-    """Write the state after ``step`` steps, atomically."""
+def save(path: Path, learner: Learner, sampler: Sampler, step: int, drawn: int | None = None) -> None:
+    """Write the state after ``step`` steps, atomically.
+
+    ``drawn``: the rollouts drawn so far, those of the trunks included; by default ``step``, as without a trunk.
+    """
     tensors = training_state(learner.model, learner.optimizer)
     tensors |= {f"loss/{name}": value.clone() for name, value in learner.state.items()}
     if learner.predictor is not None:
@@ -36,7 +39,7 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     if learner.norms is not None:
         tensors["norms"] = learner.norms.clone()
     tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
-    write_tensors(path, tensors, {"after_step": str(step)})
+    write_tensors(path, tensors, {"after_step": str(step), "drawn": str(step if drawn is None else drawn)})
 
 
 _ABOUT = "about"

@@ -189,7 +189,7 @@ class Trainer:
         """
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
         rounds = self.config.algorithm.sampling.max_rollouts
-        drawn = self._drawn_before + step
+        drawn = self.drawn(step)
         noise = torch_generator(self.config.seed, "engine", drawn, self.model.device.type)
         sampler = self.sampler.model(noise)
         parts: list[Rollout] = []
@@ -207,10 +207,14 @@ class Trainer:
         rows_PG = order_P[:, None] * responses + torch.arange(responses, device=order_P.device)
         return join(parts).rows(rows_PG[:prompts].flatten()), scores_PG[order_P], tokens
 
+    def drawn(self, step: int) -> int:
+        """Return how many rollouts have been drawn up to ``step``, those of the trunks included."""
+        return self._drawn_before + step
+
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each mini-batch: whole groups, in a seeded order."""
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
-        generator = torch_generator(self.config.seed, "minibatches", self._drawn_before + step)
+        generator = torch_generator(self.config.seed, "minibatches", self.drawn(step))
         order_P = torch.randperm(prompts, generator=generator)
         rows_PG = order_P[:, None] * responses + torch.arange(responses)
         chunks = rows_PG.chunk(self.config.updates_per_rollout)
@@ -240,7 +244,7 @@ class Trainer:
 
     def _shuffled(self, rewards_B: Tensor, step: int) -> Tensor:
         """Give each response the reward of another, whatever its prompt; by draws of the step."""
-        generator = torch_generator(self.config.seed, "shuffled_rewards", self._drawn_before + step)
+        generator = torch_generator(self.config.seed, "shuffled_rewards", self.drawn(step))
         return rewards_B[torch.randperm(len(rewards_B), generator=generator).to(rewards_B.device)]
 
     def advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
@@ -271,9 +275,7 @@ class Trainer:
         """Return the rows of the rollout whose routes the probe measures from update to update."""
         rows = self.config.rollout.prompts * self.config.rollout.responses
         count = min(rows, max(4, round(rows * self.config.probe.fraction)))
-        order = torch.randperm(
-            rows, generator=torch_generator(self.config.seed, "probe_sample", self._drawn_before + step)
-        )
+        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "probe_sample", self.drawn(step)))
         return order[:count].to(self.model.device)
 
 

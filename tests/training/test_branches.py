@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hydra.utils import instantiate
 from pandas.testing import assert_frame_equal
 from safetensors.torch import load_file
-from small_runs import finished, planned, tables
+from small_runs import finished, interrupt, planned, tables
 
 from steadymoe.bench.runs import branch, command, compose, execute, record
 from steadymoe.bench.schema import ConfigError
@@ -52,6 +53,36 @@ def test_branch_with_the_same_algorithm_reproduces_its_trunk(trunk: compose.Run,
     assert facts["start_from"] == f"{trunk.folder}@2"
     assert facts["cold_start"] == {}
     assert not (tmp_path / "cold_starts").exists()
+
+
+def test_branch_of_a_branch_draws_what_both_trunks_have_not(trunk: compose.Run, tmp_path: Path) -> None:
+    first = branched(trunk, tmp_path / "first", "steps=1", "checkpoint_keep=1")
+    assert execute.execute(first) == "finished"
+    second = finished(tmp_path / "second", f"start_from='{first.folder}@1'", "steps=3")
+    rewards = ["reward", "tokens_sampled", "response_length"]
+    assert_frame_equal(numbers(second.folder, "steps")[rewards], numbers(trunk.folder, "steps", 3)[rewards])
+
+
+def test_resumed_run_has_the_kept_checkpoint_of_an_undisturbed_one(
+    trunk: compose.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = planned(tmp_path / "late"), planned(tmp_path / "late", "checkpoint_keep=2")
+    interrupt(asked[0], 4)
+    assert execute.execute(asked[1]) == "finished"
+    assert "restarted at step 1, because the checkpoint of step 2 was not kept" in capsys.readouterr().err
+    killed, save = planned(tmp_path / "killed", "checkpoint_keep=2"), checkpoint.save
+
+    def dies_after_saving(path: Path, **state: Any) -> None:
+        save(path, **state)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", dies_after_saving)
+        with pytest.raises(KeyboardInterrupt):
+            execute.execute(killed)
+    assert execute.execute(killed) == "finished"
+    for run in (asked[1], killed):
+        assert branch.kept(run.folder, 2).read_bytes() == branch.kept(trunk.folder, 2).read_bytes()
 
 
 def test_branch_clips_by_the_norms_of_its_trunk(tmp_path: Path) -> None:

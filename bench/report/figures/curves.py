@@ -202,7 +202,7 @@ def curves(
             style.thin(axis, arm, seed, placed(rows)[["x", "mean"]], look, panel)
         shown = ["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"]
         style.line(axis, arm, placed(curve)[shown], look, panel)
-    if log:
+    if log and (means["mean"] > 0).any():
         axis.set_yscale("log")
         some = means[means["mean"] > _NOTHING]
         if len(some) < len(means) and len(some):  # what does not vary at all would leave no room for the rest
