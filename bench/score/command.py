@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +35,8 @@ examples:
   steadymoe score algorithm=vespo --quick      under ten minutes on two cores: the rate, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
   steadymoe score algorithm=vespo              the whole score, about half an hour plus its anchors
-  steadymoe score algorithm=vespo --submit entries/vespo --paper 2602.10693
-  steadymoe score --verify entries/vespo --commit 1a2b3c4 --board results/board
+  steadymoe score algorithm=mine --submit entries/mine --paper 2602.10693
+  steadymoe score --verify entries/mine --commit 1a2b3c4 --board results/board
   steadymoe score --board results/board        draw the board
 
 A loss of your own: docs/your_algorithm.md"""
@@ -144,30 +144,35 @@ def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, 
     """
     own, more = read(overrides), QUICK if quick else ()
     arms = _arms(own, quick)
-    first = {arm.label: arm.runs(RATE, more) for arm in arms}
-    _refuse(own, arms, first, again)
-    for line in _progress(arms, first, quick):
+    every = {arm.label: _every(arm, quick) for arm in arms}
+    _refuse(own, arms, every, again)
+    for line in _progress(arms, every, quick, again):
         print(visible(line))
     if dry_run:
         return 0
     if check.check(own.overrides):
         print("steadymoe: the algorithm fails `steadymoe check` and is not scored", file=sys.stderr)
         return 2
-    if again and (changed := [run for run in first[own.label] if _has_changed(run)]):
-        print(visible("\n".join(runs.redo(changed))), file=sys.stderr)
-    redo = ["--redo"] if again else []
     for arm in arms:
-        if code := runs.main([*arm.words(RATE, more), *redo]):
+        _replace(_rate_runs(arm, quick) if again else [])
+        if code := runs.main(arm.words(RATE, more)):
             return code
         until = arms[: arms.index(arm) + 1]
         rates = [] if quick else outcomes.wider(_rates(until), arm.label, _grid(arm))
-        if rates and (code := runs.main([*arm.words(RATE, _at(*rates)), *redo])):
+        if rates and (code := runs.main(arm.words(RATE, _at(*rates)))):
             return code
     for dial in () if quick else DIALS[1:]:
         for arm in arms:
-            if code := runs.main([*arm.words(dial, _at_best(arm, dial)), *redo]):
+            _replace(arm.runs(dial, _at_best(arm, dial)) if again else [])
+            if code := runs.main(arm.words(dial, _at_best(arm, dial))):
                 return code
     return _show(own, _outcomes(arms, quick), quick)
+
+
+def _replace(planned: Sequence[Run]) -> None:
+    """Move outdated runs away, and say which."""
+    for line in runs.redo(planned):
+        print(visible(line), file=sys.stderr)
 
 
 def _grid(arm: Arm) -> list[float]:
@@ -179,13 +184,23 @@ def _at(*rates: float) -> list[str]:
     return [f"optimizer.learning_rate={','.join(f'{rate:g}' for rate in rates)}"]
 
 
+def _rate_runs(arm: Arm, quick: bool) -> list[Run]:
+    """Return the runs over the learning rate, those beyond the grid's ends included."""
+    if quick:
+        return arm.runs(RATE, QUICK)
+    grid = _grid(arm)
+    return [*arm.runs(RATE), *arm.runs(RATE, _at(grid[0] / 2, 2 * grid[-1]))]
+
+
+def _every(arm: Arm, quick: bool) -> list[Run]:
+    """Return all runs of an arm; of a dial that is turned at its best rate, those at the rate that is best today."""
+    later = [] if quick else [run for dial in DIALS[1:] for run in arm.runs(dial, _at_best(arm, dial))]
+    return [*_rate_runs(arm, quick), *later]
+
+
 def _rates(arms: Sequence[Arm], quick: bool = False) -> pd.DataFrame:
     """Return the outcomes over the learning rate, those beyond the grid's ends included."""
-    found = []
-    for arm in arms:
-        planned, grid = arm.runs(RATE, QUICK if quick else ()), _grid(arm)
-        beyond = [] if quick else arm.runs(RATE, _at(grid[0] / 2, 2 * grid[-1]))
-        found.append(outcomes.of_runs([*planned, *beyond], RATE, arm.label))
+    found = [outcomes.of_runs(_rate_runs(arm, quick), RATE, arm.label) for arm in arms]
     return pd.concat(found, ignore_index=True)
 
 
@@ -211,22 +226,26 @@ def _outcomes(arms: Sequence[Arm], quick: bool = False) -> pd.DataFrame:
     return pd.concat([_rates(arms, quick), *found], ignore_index=True)
 
 
-def _refuse(own: Arm, arms: Sequence[Arm], first: dict[str, list[Run]], again: bool) -> None:
-    """Raise ConfigError for what would stop a score later, or would score something else."""
+def _refuse(own: Arm, arms: Sequence[Arm], every: Mapping[str, Sequence[Run]], again: bool) -> None:
+    """Raise ConfigError for what would stop a score later, or would score something else.
+
+    ``every``: the runs of each arm.
+    """
+    first = {label: its[0].plain for label, its in every.items()}
     for dial in DIALS:
-        standard.refuse_other_settings(dial, first[REFERENCE] if dial == RATE else arms[0].runs(dial))
-    if changed := standard.changed_setting(first[REFERENCE][0].plain, first[own.label][0].plain):
+        standard.refuse_other_settings(dial, arms[0].runs(dial))
+    if changed := standard.changed_setting(first[REFERENCE], first[own.label]):
         raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
     tuned = [word for word in own.overrides if not word.startswith("algorithm=")]
     if len(tuned) > MOST_TUNED:
         raise ConfigError(f"at most {MOST_TUNED} numbers of a loss may be tuned, got {len(tuned)}: {' '.join(tuned)}")
-    older = [run for run in first[own.label] if _has_changed(run)]
+    older = [run for run in every[own.label] if _has_changed(run)]
     if older and not again:
         raise ConfigError(
             f"{own.label} was scored with other numbers ({older[0].folder}); score it again with --redo, or give it "
             "another name"
         )
-    runs.refuse_others([run for planned in first.values() for run in planned if run not in older], may_redo=again)
+    runs.refuse_others([run for its in every.values() for run in its if run not in older], may_redo=again)
 
 
 def _has_changed(run: Run) -> bool:
@@ -235,15 +254,18 @@ def _has_changed(run: Run) -> bool:
     return bool(before) and before["config_hash"] != run.config_hash
 
 
-def _progress(arms: Sequence[Arm], first: dict[str, list[Run]], quick: bool) -> list[str]:
-    """Return lines on finished and missing runs, and how long the missing ones take at the recorded pace."""
+def _progress(arms: Sequence[Arm], every: Mapping[str, Sequence[Run]], quick: bool, again: bool) -> list[str]:
+    """Return lines on finished, missing and, ``again``, outdated runs, and how long they take at the recorded pace."""
     at = at_once(arms[0].words(RATE)[1:], True) or 1
-    states = [record.read_state(run.folder) for planned in first.values() for run in planned]
+    states = [record.read_state(run.folder) for arm in arms for run in arm.runs(RATE, QUICK if quick else ())]
     lines, missing = [f"rate: {dry.summary(states)}"], sum(not state.has_ended for state in states)
     if not quick:
         later = len(_missing(run for *_, planned in _later(arms) for run in planned))
         missing += later
         lines.append(f"staleness and mismatch: {later} to run")
+    if again and (old := [run for its in every.values() for run in its if runs.stale(run) is not None]):
+        missing += sum(record.read_state(run.folder).has_ended for run in old)
+        lines.append(f"outdated: {len(old)} to replace")
     facts = standard.made()
     if missing:
         minutes = missing * facts["minutes"] / min(at, missing)
@@ -278,20 +300,20 @@ def submit(overrides: Sequence[str], to: Path, paper: str, tuned: Path | None) -
     """
     own = read(overrides)
     arms = _arms(own)
-    first = {arm.label: arm.runs(RATE) for arm in arms}
-    _refuse(own, arms, first, again=False)
+    every = {arm.label: _every(arm, quick=False) for arm in arms}
+    _refuse(own, arms, every, again=False)
     if len(own.overrides) > 1 and tuned is None:
         raise ConfigError(
             "numbers on the command line are tuned: --tuned must name the table of the runs that chose them"
         )
     later = (planned for *_, planned in _later(arms))
-    if missing := _missing(itertools.chain(*first.values(), *later)):
+    if missing := _missing(itertools.chain(*(arm.runs(RATE) for arm in arms), *later)):
         command = shlex.join(["steadymoe", "score", *own.overrides])
         raise ConfigError(f"{own.label} is not fully scored, {missing[0].folder} is missing; run {command}")
     found = _outcomes(arms).replace({"loss": {own.label: own.name}})
     last = archive.load(_RESULTS, RATE.experiment)["runs"].iloc[-1]
     about = {"name": own.name, "words": shlex.join(own.overrides), "paper": paper}
     about |= {key: str(last[key]) for key in ("machine", "revision", "versions")}
-    about["date"] = str(record.known(first[own.label][0].folder)["started"])[:10]
+    about["date"] = str(record.known(every[own.label][0].folder)["started"])[:10]
     print(visible(f"wrote {entry.write(to, about, own.overrides, found, tuned)}"))
     return 0

@@ -103,7 +103,10 @@ def write(
         standard.OUTCOMES: outcomes.to_csv(index=False),
     }
     if tuned is not None:
-        files[TUNING] = regular_files.read_bytes(tuned, _LARGEST).decode()
+        try:
+            files[TUNING] = regular_files.read_bytes(tuned, _LARGEST).decode()
+        except UnicodeDecodeError as error:
+            raise BadEntry(f"{tuned} is not a text file") from error
     temporary = to.parent / f".{to.name}.begun"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -183,7 +186,8 @@ def _check(about: Any, files: set[str], readme: str) -> None:
     yamls, suites = [name for name in own if name.endswith(".yaml")], names(presets=True)
     problems = {
         f"standard must be {VERSION}, got {about['standard']}": about["standard"] != VERSION,
-        "name must consist of letters, digits, - and _": not identity.is_name(about["name"]),
+        "name must consist of letters, digits and -_.@": not identity.is_name(about["name"]),
+        f"the board has a loss named {about['name']}": about["name"] in set(standard.recorded()["loss"]),
         "words may only choose an algorithm and its numbers": not all(map(_OVERRIDE.fullmatch, overrides)),
         "words must choose one algorithm": len(chosen) != 1,
         f"at most {MOST_TUNED} numbers may be tuned": len(overrides) > 1 + MOST_TUNED,

@@ -90,6 +90,7 @@ def test_history_lists_each_new_leader(tmp_path: Path) -> None:
     [
         ({"standard": "steadymoe-1"}, "standard must be steadymoe-2, got steadymoe-1"),
         ({"name": "../up"}, "name must consist of letters"),
+        ({"name": "vespo"}, "the board has a loss named vespo"),
         ({"words": "algorithm=mine model=tiny"}, "words may only choose"),
         ({"words": "algorithm=mine algorithm=grpo"}, "words must choose one"),
         ({"words": "algorithm=grpo"}, "its own files must be one YAML"),
@@ -145,7 +146,7 @@ def test_bad_numbers_are_refused(change: Any, message: str, tmp_path: Path) -> N
 
 def test_entry_cannot_take_the_name_of_a_recorded_loss(tmp_path: Path) -> None:
     write(tmp_path, "grpo")
-    with pytest.raises(BadEntry, match="two entries of the board are named grpo"):
+    with pytest.raises(BadEntry, match="the board has a loss named grpo"):
         rows(tmp_path)
 
 

@@ -335,6 +335,43 @@ def test_entry_is_verified_and_listed(score: Score, monkeypatch: pytest.MonkeyPa
     assert "same" in Path("boards/board.md").read_text()
 
 
+@pytest.mark.check
+@pytest.mark.usefixtures("scored")
+def test_redo_replaces_outdated_runs_of_every_dial(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond the grid's end, too; nothing is submitted before."""
+    monkeypatch.setattr(outcomes, "wider", lambda levels, loss, grid: [2 * grid[-1]] if loss == "same" else [])
+    assert score("algorithm=same")[0] == 0
+    runs = small / "results" / "runs"
+    known = {path: json.loads(path.read_text()) for path in runs.rglob("run.json")}
+    ours = {path: facts for path, facts in known.items() if facts["algorithm"] == "same"}
+    beyond = [path for path, facts in ours.items() if facts["config"]["optimizer"]["learning_rate"] == 0.02]
+    assert len(beyond) == 2
+    for path in beyond:
+        path.write_text(json.dumps(ours[path] | {"algorithm_code": "0" * 16}))
+    for words in ((), ("--submit", "boards/same", "--paper", "none")):
+        code, _, err = score("algorithm=same", *words)
+        assert (code, "was made with" in err) == (2, True)
+    assert "outdated: 2 to replace" in score("algorithm=same", "--redo", "--dry")[1]
+    before = times(runs)
+    code, _, err = score("algorithm=same", "--redo")
+    assert (code, err.count("rerun: ")) == (0, 2)
+    redone = {path.parent for path, when in times(runs).items() if when != before[path]}
+    assert redone == {path.parent for path in beyond}
+
+    yaml = small / "mine" / "conf" / "algorithm" / "same.yaml"
+    yaml.write_text(yaml.read_text().replace("clip_high: 0.2", "clip_high: 0.3"))
+    for words in ((), ("--submit", "boards/same", "--paper", "none")):
+        code, _, err = score("algorithm=same", *words)
+        assert (code, "was scored with other numbers" in err) == (2, True)
+    code, _, err = score("algorithm=same", "--redo")
+    assert code == 0, err
+    assert len([line for line in err.splitlines() if line.startswith("rerun: ")]) == len(ours)
+    found = [json.loads(path.read_text()) for path in runs.rglob("run.json")]
+    clips = {facts["config"]["algorithm"]["loss"]["clip_high"] for facts in found if facts["algorithm"] == "same"}
+    assert clips == {0.3}
+    submitted(score)
+
+
 def test_tutorial_loss_is_scored_and_changed_numbers_need_redo(
     small: Path, score: Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
