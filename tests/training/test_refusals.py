@@ -8,7 +8,9 @@ from steadymoe.bench.schema import ConfigError
 REFUSED = {
     # Engines.
     "engine=bf16 engine.strength=1.5": "at most 1",
-    "engine=router_noise engine.strength=-1": "at least 0",
+    "engine=router_noise engine.strength=-1": "from 0 to 1e12",
+    "engine=router_noise engine.strength=1e13": "from 0 to 1e12",
+    "optimizer.learning_rate=1e13": "less than or equal to",
     "engine=stale engine.strength=1.5": "whole number of steps",
     "engine=exact engine.strength=1.0": "has no strength",
     "engine=fp8 engine.dtype=fp4": "bf16, fp8, int8",
