@@ -28,7 +28,8 @@ from steadymoe.models.engine import Sampler
 def save(path: Path, learner: Learner, sampler: Sampler, step: int, drawn: int | None = None) -> None:
     """Write the state after ``step`` steps, atomically.
 
-    ``drawn``: the rollouts drawn so far, those of the trunks included; by default ``step``, as without a trunk.
+    ``drawn``: the rollouts drawn so far, those of the trunks included; by default ``step``. It is written only if it
+    differs, since a branch's hash is of the file's bytes.
     """
     tensors = training_state(learner.model, learner.optimizer)
     tensors |= {f"loss/{name}": value.clone() for name, value in learner.state.items()}
@@ -39,7 +40,8 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int, drawn: int |
     if learner.norms is not None:
         tensors["norms"] = learner.norms.clone()
     tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
-    write_tensors(path, tensors, {"after_step": str(step), "drawn": str(step if drawn is None else drawn)})
+    further = {} if drawn in (None, step) else {"drawn": str(drawn)}
+    write_tensors(path, tensors, {"after_step": str(step), **further})
 
 
 _ABOUT = "about"
