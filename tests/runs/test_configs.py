@@ -201,7 +201,13 @@ def test_hydra_section_matches_hydras_composition() -> None:
             )
 
 
-@pytest.mark.parametrize("name", conf.names("experiment"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.check if name == "every_algorithm" else [])  # 10 s
+        for name in conf.names("experiment")
+    ],
+)
 def test_experiment_states_its_command_and_number_of_runs(name: str) -> None:
     text = conf.text("experiment", name)
     runs = compose.plan([f"experiment={name}", "start_from=null"])  # a trunk need not be there
