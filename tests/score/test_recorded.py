@@ -216,7 +216,7 @@ SIX |= {"grpo_unclipped": "GRPO without a clip", "cispo": "CISPO"}
 
 
 def test_six_losses_in_four_settings_match_the_runs() -> None:
-    text = section("### Six losses in four settings")
+    text = section("### Six losses in four settings", "\n### ")
     rows = {loss: row_of(text, f"| {name} |") for loss, name in SIX.items()}
     for place, setting in enumerate(SETTINGS):
         levels = bearable.levels(archive.load(RULER, setting)["steps"])
@@ -232,13 +232,33 @@ def test_six_losses_in_four_settings_match_the_runs() -> None:
 
 def test_agreement_of_settings_matches_the_pages() -> None:
     """Kendall's τ of sort with each other setting: of what six losses bear, and of their accuracy at the best rates."""
-    text, others = section("### Six losses in four settings"), [loss for loss in SIX if loss != REFERENCE]
+    text, others = section("### Six losses in four settings", "\n### "), [loss for loss in SIX if loss != REFERENCE]
     for setting in SETTINGS[1:]:
         both = {name: archive.load(RULER, name) for name in (SETTINGS[0], setting)}
         taus = bearable.agreement(bearable.levels(joined.join(both)["steps"]), others)
         assert row_of(text, f"| `{setting}` |")[1:] == [interval(tau, 2) for tau in taus]
     every = {name: archive.load(RULER, name) for name in SETTINGS}
     taus = bearable.agreement(bearable.levels(joined.join(every)["steps"]), others)
+    assert all(interval(tau, 2) in page for tau in taus for page in (text, QUESTIONS, README))
+
+
+def test_twelve_losses_short_and_long_match_the_runs() -> None:
+    text = section("### Twelve losses, short and long")
+    names = SIX | {"topr": "TOPR", "gmpo": "GMPO", "dppo": "DPPO", "minirl": "MiniRL", "sapo": "SAPO"}
+    names |= {"reinforce": "REINFORCE"}
+    short = RATE.levels(first_seeds()).assign(panel="short")
+    long = bearable.levels(archive.load(RULER, "bearable_long")["steps"]).assign(panel="long")
+    for place, levels in enumerate((short, long)):
+        found = {loss: bearable.borne(levels, loss) for loss in names}
+        others = {loss: number for loss, (number, _) in found.items() if loss != REFERENCE}
+        p = holm([number.p for number in others.values()])  # type: ignore[union-attr]
+        decided = {loss for loss, each in zip(others, p, strict=True) if is_decided(each, 5)}
+        for loss, (number, best) in found.items():
+            row, ours = row_of(text, f"| {names[loss]} |"), levels[levels["line"] == loss]
+            assert row[1 + place] == f"{number} *" if loss in decided else str(number)
+            assert row[3 + place] == f"{ours.loc[ours['dial'] == best, 'sampled'].mean():.3f}"
+            assert set(ours.groupby("dial")["seed"].nunique()) == {5}
+    taus = bearable.agreement(pd.concat([short, long]), [loss for loss in names if loss != REFERENCE])
     assert all(interval(tau, 2) in page for tau in taus for page in (text, QUESTIONS, README))
 
 
