@@ -58,6 +58,7 @@ WRONG = {
     "cold_start.accuracy_low=0.7": "must be below cold_start.accuracy_high",
     "experiment_name=../up": "experiment_name may hold",
     "seed=0,1": "add -m",
+    "--info algorithm=gspo": "invalid choice: 'algorithm=gspo'",
     "+foo=1": "unknown key `foo`",
     "optimizer=adam": "there is no optimizer 'adam'; choose from adamw, muon, sgd, sign",
     "optimizer.kind=muon": "optimizer.kind is fixed by the name of the optimizer",

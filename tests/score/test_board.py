@@ -144,6 +144,13 @@ def test_bad_numbers_are_refused(change: Any, message: str, tmp_path: Path) -> N
         entry.read(write(tmp_path, table=change(numbers()))).outcomes()
 
 
+def test_tuning_table_must_be_text(tmp_path: Path) -> None:
+    (tmp_path / "table.parquet").write_bytes(b"PAR1\xff")
+    with pytest.raises(BadEntry, match="is not a text file"):
+        entry.write(tmp_path / "new", ABOUT, ["algorithm=grpo"], numbers(), tmp_path / "table.parquet")
+    assert not (tmp_path / "new").exists()
+
+
 def test_entry_cannot_take_the_name_of_a_recorded_loss(tmp_path: Path) -> None:
     write(tmp_path, "grpo")
     with pytest.raises(BadEntry, match="the board has a loss named grpo"):
