@@ -154,7 +154,8 @@ def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, 
         print("steadymoe: the algorithm fails `steadymoe check` and is not scored", file=sys.stderr)
         return 2
     for arm in arms:
-        _replace(_rate_runs(arm, quick) if again else [])
+        if again:
+            _replace(_rate_runs(arm, quick))
         if code := runs.main(arm.words(RATE, more)):
             return code
         until = arms[: arms.index(arm) + 1]
@@ -163,7 +164,8 @@ def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, 
             return code
     for dial in () if quick else DIALS[1:]:
         for arm in arms:
-            _replace(arm.runs(dial, _at_best(arm, dial)) if again else [])
+            if again:
+                _replace(arm.runs(dial, _at_best(arm, dial)))
             if code := runs.main(arm.words(dial, _at_best(arm, dial))):
                 return code
     return _show(own, _outcomes(arms, quick), quick)
@@ -194,7 +196,7 @@ def _rate_runs(arm: Arm, quick: bool) -> list[Run]:
 
 def _every(arm: Arm, quick: bool) -> list[Run]:
     """Return all runs of an arm; of a dial that is turned at its best rate, those at the rate that is best today."""
-    later = [] if quick else [run for dial in DIALS[1:] for run in arm.runs(dial, _at_best(arm, dial))]
+    later = [] if quick else [run for *_, planned in _later([arm]) for run in planned]
     return [*_rate_runs(arm, quick), *later]
 
 

@@ -225,7 +225,7 @@ def test_six_losses_in_four_settings_match_the_runs() -> None:
         p = holm([number.p for number in others.values()])  # type: ignore[union-attr]
         decided = {loss for loss, each in zip(others, p, strict=True) if is_decided(each, 5)}
         for loss, (number, best) in found.items():
-            assert rows[loss][1 + place] == f"{number} *" if loss in decided else str(number)
+            assert rows[loss][1 + place] == (f"{number} *" if loss in decided else str(number))
             ours = levels[(levels["line"] == loss) & (levels["dial"] == best)]
             assert rows[loss][5 + place] == f"{ours['sampled'].mean():.3f}"
 
@@ -255,9 +255,15 @@ def test_twelve_losses_short_and_long_match_the_runs() -> None:
         decided = {loss for loss, each in zip(others, p, strict=True) if is_decided(each, 5)}
         for loss, (number, best) in found.items():
             row, ours = row_of(text, f"| {names[loss]} |"), levels[levels["line"] == loss]
-            assert row[1 + place] == f"{number} *" if loss in decided else str(number)
+            assert row[1 + place] == (f"{number} *" if loss in decided else str(number))
             assert row[3 + place] == f"{ours.loc[ours['dial'] == best, 'sampled'].mean():.3f}"
             assert set(ours.groupby("dial")["seed"].nunique()) == {5}
+    ends = {}
+    for loss in ("topr", REFERENCE):
+        ours = long[(long["line"] == loss) & (long["dial"] == bearable.borne(long, loss)[1])]
+        ends[loss] = ours.set_index("seed")["sampled"]
+    apart = interval(over_seeds((ends["topr"] - ends[REFERENCE]).tolist()))
+    assert all(f"{apart} above GRPO" in page for page in (text, QUESTIONS))
     taus = bearable.agreement(pd.concat([short, long]), [loss for loss in names if loss != REFERENCE])
     assert all(interval(tau, 2) in page for tau in taus for page in (text, QUESTIONS, README))
 
