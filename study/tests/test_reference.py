@@ -119,6 +119,7 @@ def test_claim_is_answered_if_its_runs_and_gates_exist(verdicts: Verdicts, shown
         assert ("rests on reconstructions" in section) is (claim.number == 10)
 
 
+@pytest.mark.check
 def test_every_recorded_arm_has_the_seeds_of_its_experiment(verdicts: Verdicts) -> None:
     of_study = {row.recorded_as for row in experiments.PARTS["reference"]}
     there = [arm for arm in known_arms() if arm.experiment in of_study and verdicts.study.has(arm)]
@@ -128,6 +129,7 @@ def test_every_recorded_arm_has_the_seeds_of_its_experiment(verdicts: Verdicts) 
         assert verdicts.study.first(arm).index.tolist() == list(seeds[arm.experiment]), arm
 
 
+@pytest.mark.check
 def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: Verdicts) -> None:
     stale = ("study", "study_paper", "study_bands", "study_replay", "study_frozen", "study_best", "study_shift")
     for arm in known_arms():
@@ -137,6 +139,7 @@ def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: Verdicts) ->
             assert verdicts.study.first(arm).tolist() == verdicts.study.first(arms.STALE_BEST["grpo"]).tolist(), arm
 
 
+@pytest.mark.check
 def test_failed_gate_blocks_every_answer(verdicts: Verdicts) -> None:
     failed = Gate(Need("V2", "stale"), "failed", "seen")
     for claim in CLAIMS:
@@ -144,10 +147,12 @@ def test_failed_gate_blocks_every_answer(verdicts: Verdicts) -> None:
             assert each.verdict == "not testable here"
 
 
+@pytest.mark.check
 def test_readme_verdict_counts_match_the_study(verdicts: Verdicts) -> None:
     assert verdicts.counts() in (STUDY.parent / "README.md").read_text()
 
 
+@pytest.mark.check
 def test_independent_implementation_agrees_with_the_claims(verdicts: Verdicts) -> None:
     script = STUDY / "tests" / "study_effects.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
