@@ -86,8 +86,10 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
         tables = _kept(folder)
         tables = tables if foreign else _from_trainer(tables, "")
     else:
-        tables = {"runs": ended, "steps": steps(ended)}
-        tables |= {"histograms": histograms(ended), "evaluations": evaluations(ended), "tails": tails(ended)}
+        read = {name: _read(ended, name) for name in ("steps", "evaluations", "tails")}
+        tables = {"runs": ended, "steps": _long(ended, read["steps"], read["evaluations"])}
+        tables |= {"histograms": _histograms(ended, read["steps"]), "tails": _tails(ended, read["tails"])}
+        tables |= {"evaluations": _last_evaluation(ended, read["evaluations"])}
     return tables | {"runs": collapse.judged(tables["runs"], tables["steps"])} if len(tables["runs"]) else tables
 
 
@@ -171,7 +173,8 @@ def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     _refuse_mixed(folder, checksums)
     if lacking := [name for name in _TABLES if name not in paths and name not in columns.ADDED]:
         raise Damaged(f"{folder / CHECKSUMS} lacks {lacking[0]}.parquet")
-    tables = {"tails": tails(none())} | {name: all_visible(read_kept(path)) for name, path in paths.items()}
+    tables = {"tails": _tails(none(), _read(none(), "tails"))}  # which older archives lack
+    tables |= {name: all_visible(read_kept(path)) for name, path in paths.items()}
     for name in {"runs", "steps", "histograms"} & {name for name in tables if "optimizer" not in tables[name]}:
         tables[name] = tables[name].assign(optimizer=USUAL_OPTIMIZER)
     if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
@@ -377,7 +380,12 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     accuracy from that step on, because a step is evaluated after its updates. (Averages over seeds would rise if such a
     run were left out.) Step 0 has the outcomes of the cold start.
     """
-    table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
+    return _long(runs, _read(runs, "steps"), _read(runs, "evaluations"))
+
+
+def _long(runs: pd.DataFrame, table: pd.DataFrame, evaluated: pd.DataFrame) -> pd.DataFrame:
+    """Return ``steps`` from the tables of ``runs``."""
+    table = pd.concat([_cold_start(evaluated), table], ignore_index=True)
     table = table.drop(columns=_histograms_of(table))
     lost, ends, planned = [], {}, {}
     for place, run in enumerate(runs.to_dict("records")):
@@ -395,17 +403,16 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]
 
 
-def _cold_start(runs: pd.DataFrame) -> pd.DataFrame:
+def _cold_start(table: pd.DataFrame) -> pd.DataFrame:
     """Return the outcomes of each run before its first step: run (its place), step (0), those that it has."""
-    table = _read(runs, "evaluations")
     scores = {score: name for name, score in columns.EVALUATED.items() if name in columns.OUTCOMES and score in table}
     first = table[table["step"] == 0].groupby(["run", "step"])[list(scores)].mean()
     return first.rename(columns=scores).reset_index()
 
 
-def histograms(runs: pd.DataFrame) -> pd.DataFrame:
+def _histograms(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Return the histogram columns in long form, summed over steps: ``KEYS``, metric, bin (from 0), count."""
-    table, parts = _read(runs, "steps"), []
+    parts = []
     for metric in _histograms_of(table):
         for place, rows in table[["run", metric]].dropna().groupby("run")[metric]:
             counts = np.sum(rows.tolist(), axis=0)
@@ -438,16 +445,20 @@ def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
 
     As in ``steps``, the scores of a run that met a number that is not finite are 0.
     """
-    table = _read(runs, "evaluations")
+    return _last_evaluation(runs, _read(runs, "evaluations"))
+
+
+def _last_evaluation(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Return ``evaluations`` from that table of ``runs``."""
     table = table[table["step"] == table.groupby("run")["step"].transform("max")]
     lost = (runs["diverged_reason"] == "not finite").to_numpy()
     table = table.assign(score=table["score"].where(~lost[table["run"].to_numpy(int)], 0.0))
     return _with_keys(runs, table)[["arm", "seed", "prompt", "score"]]
 
 
-def tails(runs: pd.DataFrame) -> pd.DataFrame:
+def _tails(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Return the tokens whose ratio moved most in probed steps: arm, seed and the columns of the table ``tails``."""
-    table = all_visible(_read(runs, "tails"))
+    table = all_visible(table)
     numbers = dict.fromkeys(table.select_dtypes("float").columns, "float32")  # as measured: half an archive's bytes
     return _with_keys(runs, table.astype(numbers))[["arm", "seed", *columns.TABLES["tails"]]]
 

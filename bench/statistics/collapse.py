@@ -88,21 +88,25 @@ def judge(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Judgemen
     ``solved_reward`` and below the reward of the first step. The step of a collapse is the first step of its streak. If
     several events happen at the same step, the first in this list is named.
     """
+    steps = steps.sort_values("step")
+    return _judge(steps["step"].to_numpy(), steps[list(FINITE)].to_numpy(float), rule, updates_per_rollout)
+
+
+def _judge(number: np.ndarray, finite: np.ndarray, rule: Rule, updates_per_rollout: int) -> Judgement:
+    """Return the verdict of ``judge`` from the steps, ascending, and the columns ``FINITE``."""
     import numpy as np
 
     window, patience = rule.window(updates_per_rollout), rule.patience(updates_per_rollout)
-    steps = steps.sort_values("step")
-    number = steps["step"].to_numpy()
-    broken = ~np.isfinite(steps[list(FINITE)].to_numpy(float)).all(axis=1)
+    broken = ~np.isfinite(finite).all(axis=1)
     collapses = [Collapse(int(number[broken][0]), "not finite")] if broken.any() else []
     falling = []
-    for reason, seen in _falls(steps[~broken.cumsum().astype(bool)], rule, window, patience).items():
+    for reason, seen in _falls(finite[~broken.cumsum().astype(bool)], rule, window, patience).items():
         streak = _streaks(seen)
         if (streak == patience).any():
             collapses.append(Collapse(int(number[np.argmax(streak == patience) - patience + 1]), reason))
         elif streak[-1]:
             falling.append(int(number[len(seen) - streak[-1]]))
-    until = len(steps) - patience + 1
+    until = len(number) - patience + 1
     return Judgement(
         collapse=min(collapses, key=lambda collapse: collapse.step, default=None),
         until=until if until >= window else 0,
@@ -110,28 +114,29 @@ def judge(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Judgemen
     )
 
 
-def _falls(sound: pd.DataFrame, rule: Rule, window: int, patience: int) -> dict[str, np.ndarray]:
+def _falls(sound: np.ndarray, rule: Rule, window: int, patience: int) -> dict[str, np.ndarray]:
     """Event of ``judge`` → for each step whether it counts towards the event, in the order of ``judge``'s list."""
     import numpy as np
+    import pandas as pd
 
-    if sound.empty:
+    if not len(sound):
         return {}
-    reward = sound["reward"].to_numpy(float)
+    of = dict(zip(FINITE, sound.T, strict=True))
+    reward, entropy, norm = of["reward"], of["entropy"], of["grad_norm"]
     low = np.zeros(len(reward), dtype=bool)
     if len(reward) >= window:
         averages = np.convolve(reward, np.ones(window) / window, mode="valid")
         height = np.maximum(np.maximum.accumulate(averages), reward[0])
         low[window - 1 :] = (averages < rule.reward_fraction * height) & (height >= rule.least_reward)
-    average = sound["reward"].rolling(window, min_periods=1).mean().to_numpy()
+    average = pd.Series(reward).rolling(window, min_periods=1).mean().to_numpy()
     in_vain = (average < reward[0]) & (average < rule.solved_reward)
-    entropy, norm = sound["entropy"], sound["grad_norm"]
-    usual = norm.expanding(min_periods=patience).median().shift(1)
+    usual = pd.Series(norm).expanding(min_periods=patience).median().shift(1).to_numpy()
     # A median of 0, where most steps had no signal, is no norm to compare with.
     exploded = (norm > rule.grad_norm_factor * usual) & (usual > 0)
     return {
         "reward": low,
-        "entropy": (entropy < rule.entropy_fraction * entropy.iloc[0]).to_numpy() & in_vain,
-        "gradient norm": exploded.to_numpy() & in_vain,
+        "entropy": (entropy < rule.entropy_fraction * entropy[0]) & in_vain,
+        "gradient norm": exploded & in_vain,
     }
 
 
@@ -157,14 +162,15 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
     wide = chosen.pivot_table("value", ["arm", "seed", "step"], "metric", aggfunc="first", observed=True)
     # A metric that was not archived cannot break a rule.
     wide = wide.reindex(columns=list(FINITE)).groupby(level=["arm", "seed"]).ffill().fillna(1.0)
-    of_runs = {key: table.reset_index() for key, table in wide.groupby(level=["arm", "seed"])}
-    none = pd.DataFrame(columns=["step", *FINITE], dtype=float)
+    number, finite = wide.index.get_level_values("step").to_numpy(), wide.to_numpy(float, copy=True)
+    places = wide.groupby(level=["arm", "seed"]).indices
     rows = []
     for run in runs.to_dict("records"):
-        table = of_runs.get((run["arm"], run["seed"]), none)
+        its = places.get((run["arm"], run["seed"]), np.empty(0, int))
         if run.get("diverged_reason") == "not finite":
-            table.loc[table["step"] == run["diverged_step"], "reward"] = np.nan
-        judgement = judge(table, rule or Rule.from_text(run["collapse_rule"]), int(run["updates_per_rollout"]))
+            finite[its[number[its] == run["diverged_step"]], FINITE.index("reward")] = np.nan
+        of_run = rule or Rule.from_text(run["collapse_rule"])
+        judgement = _judge(number[its], finite[its], of_run, int(run["updates_per_rollout"]))
         collapse = judgement.collapse or Collapse(0, "")
         rows.append((collapse.step or np.nan, collapse.reason, judgement.until, judgement.falling_since or np.nan))
     verdicts = pd.DataFrame(rows, columns=list(JUDGED), index=runs.index)

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import linked
 import numpy as np
@@ -50,13 +49,8 @@ def test_every_kept_file_has_its_data(verdicts: Verdicts) -> None:
     assert named <= {*KEPT, *AUDITS}
 
 
-def linked_or_checked(experiment: str) -> Any:
-    """An experiment whose tables a page links, or one that waits for `make check`: nothing of it is committed."""
-    is_linked = any(name.startswith(f"tables/{experiment}-") for name in LINKED)
-    return pytest.param(experiment, marks=[] if is_linked else pytest.mark.check)
-
-
-@pytest.mark.parametrize("experiment", [linked_or_checked(name) for name in KEPT])
+@pytest.mark.check
+@pytest.mark.parametrize("experiment", KEPT)
 def test_kept_tables_match_the_data(experiment: str) -> None:
     data = report_page.with_derived(archive.load(REFERENCE, experiment))
     texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])

@@ -323,6 +323,7 @@ def test_decaying_rate_table_matches_the_runs() -> None:
     assert np.isinf(ours["gspo"].crossing)  # type: ignore[union-attr]
 
 
+@pytest.mark.check
 def test_norm_cut_table_matches_the_runs() -> None:
     text = section("## The cut of the gradient's norm")
     names = {"GRPO": "grpo", "GSPO": "gspo", "GRPO without a clip": "grpo_unclipped"}
