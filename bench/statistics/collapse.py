@@ -98,9 +98,10 @@ def _judge(number: np.ndarray, finite: np.ndarray, rule: Rule, updates_per_rollo
 
     window, patience = rule.window(updates_per_rollout), rule.patience(updates_per_rollout)
     broken = ~np.isfinite(finite).all(axis=1)
-    collapses = [Collapse(int(number[broken][0]), "not finite")] if broken.any() else []
+    sound = finite[: broken.argmax()] if broken.any() else finite
+    collapses = [Collapse(int(number[len(sound)]), "not finite")] if broken.any() else []
     falling = []
-    for reason, seen in _falls(finite[~broken.cumsum().astype(bool)], rule, window, patience).items():
+    for reason, seen in _falls(sound, rule, window, patience).items():
         streak = _streaks(seen)
         if (streak == patience).any():
             collapses.append(Collapse(int(number[np.argmax(streak == patience) - patience + 1]), reason))
