@@ -285,14 +285,19 @@ def _show(own: Arm, found: pd.DataFrame, quick: bool) -> int:
     rows = rows if not quick else rows.drop(columns=[f"{dial.name} × {REFERENCE}" for dial in DIALS[1:]])
     version = f"{VERSION}-quick" if quick else VERSION
     folder = regular_files.folder(_RESULTS, "scores", version, own.name)
-    command = shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
     paths = board.draw(found, folder)
     title = f"{visible(own.label)} in {version}"
-    page = board.page(title, found, {"Bearable stress": rows}, notes, own.label, command)
+    page = board.page(title, found, {"Bearable stress": rows}, notes, own.label, _command(own, quick))
     paths += write.files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
     for line in [*write.to_markdown(rows).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
         print(visible(line))
     return 0
+
+
+def _command(own: Arm, quick: bool = False) -> str:
+    """Return the command of a score, with STEADYMOE_PATH where its runs need it."""
+    prefix = own.runs(RATE)[0].command.partition("steadymoe ")[0]
+    return prefix + shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
 
 
 def submit(overrides: Sequence[str], to: Path, paper: str, tuned: Path | None) -> int:
@@ -310,8 +315,7 @@ def submit(overrides: Sequence[str], to: Path, paper: str, tuned: Path | None) -
         )
     later = (planned for *_, planned in _later(arms))
     if missing := _missing(itertools.chain(*(arm.runs(RATE) for arm in arms), *later)):
-        command = shlex.join(["steadymoe", "score", *own.overrides])
-        raise ConfigError(f"{own.label} is not fully scored, {missing[0].folder} is missing; run {command}")
+        raise ConfigError(f"{own.label} is not fully scored, {missing[0].folder} is missing; run {_command(own)}")
     found = _outcomes(arms).replace({"loss": {own.label: own.name}})
     last = archive.load(_RESULTS, RATE.experiment)["runs"].iloc[-1]
     about = {"name": own.name, "words": shlex.join(own.overrides), "paper": paper}

@@ -386,7 +386,7 @@ def test_tutorial_loss_is_scored_and_changed_numbers_need_redo(
     code, _, err = score(*words)
     assert code == 0, err
     page = "results/scores/steadymoe-2-quick/half_clipped/score.html"
-    assert Path(page).exists()
+    assert f"STEADYMOE_PATH={small / 'mine'} steadymoe score algorithm=half_clipped --quick" in Path(page).read_text()
     assert page in text
     yaml.write_text(numbers.replace("clip_high: 0.2", "clip_high: 0.3"))
     code, _, err = score(*words)
