@@ -34,7 +34,7 @@ _EXAMPLES = """\
 examples:
   steadymoe score algorithm=vespo --quick      under ten minutes on two cores: the rate, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
-  steadymoe score algorithm=vespo              the whole score, about half an hour plus its anchors
+  steadymoe score algorithm=vespo              the whole score, half an hour; GRPO's and GSPO's once
   steadymoe score algorithm=mine --submit entries/mine --paper 2602.10693
   steadymoe score --verify entries/mine --commit 1a2b3c4 --board results/board
   steadymoe score --board results/board        draw the board

@@ -14,6 +14,7 @@ from steadymoe.bench.report import archive, joined, write
 from steadymoe.bench.report.figures import bearable, find
 from steadymoe.bench.score import board, outcomes, standard
 from steadymoe.bench.score.standard import MISMATCH, RATE, REFERENCE
+from steadymoe.bench.statistics.bearable import SHARE, crossings
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds
 
@@ -42,6 +43,17 @@ def row_of(text: str, begins: str) -> list[str]:
 def interval(each: Estimate, digits: int = 3) -> str:
     """As pages write it."""
     return f"{each.mean:.{digits}f} [{each.low:.{digits}f}, {each.high:.{digits}f}]".replace("-", "−")
+
+
+def crossing_by(gain: pd.DataFrame, ours: pd.DataFrame) -> float:
+    """Where GRPO's curve in one panel falls below the line that its gain draws in another, both ``levels``."""
+    wide = [each[each["algorithm"] == REFERENCE].pivot(index="dial", columns="seed") for each in (gain, ours)]
+    start, best = wide[0]["start"].to_numpy().mean(), wide[0]["sampled"].mean(axis=1).max()
+    curve = wide[1]["sampled"].mean(axis=1)
+    (found,) = crossings(
+        curve.to_numpy()[None], curve.index.to_numpy(float), np.array([start + SHARE * (best - start)])
+    )
+    return float(found)
 
 
 def at_best(loss: str) -> pd.DataFrame:
@@ -319,6 +331,8 @@ def test_decaying_rate_table_matches_the_runs() -> None:
         assert rate == "8e-4" or said[2] in QUESTIONS
     ours = {loss: bearable.borne(falling, loss)[0] for loss in (REFERENCE, "gspo")}
     assert f"{ours[REFERENCE].crossing * 1e4:.1f}e-4 in place of" in text  # type: ignore[union-attr]
+    usual = constant[constant["seed"].isin(falling["seed"])]
+    assert f"by that of the constant rate, {crossing_by(usual, falling) * 1e4:.1f}e-4" in text
     assert f"more than {ours['gspo'].ratio:.2f} times" in text  # type: ignore[union-attr]
     assert np.isinf(ours["gspo"].crossing)  # type: ignore[union-attr]
 
@@ -368,6 +382,8 @@ def test_norm_cut_table_matches_the_runs() -> None:
     borne = {loss: bearable.borne(uncut, loss)[0] for loss in names.values()}
     assert borne["grpo"].crossing == pytest.approx(1.4e-4, abs=5e-6)  # type: ignore[union-attr]
     assert np.isinf(borne["gspo"].crossing)  # type: ignore[union-attr]
+    of_cut = levels["bearable"].reset_index().query("seed in @uncut.seed")
+    assert f"by the gain with the cut, {crossing_by(of_cut, uncut) * 1e4:.1f}e-4" in text
     assert f"{borne['grpo_unclipped']} times that" in text
     assert all(f"more than {borne['gspo'].ratio:.2f} times" in page for page in (text, QUESTIONS))  # type: ignore[union-attr]
 
@@ -446,6 +462,16 @@ def test_levels_at_the_best_rates_match_the_pages() -> None:
     assert {loss for loss in bear_more if means[loss] < means[REFERENCE] - 0.01} == {"gspo", "rspo_gspo"}
 
 
+def test_noise_at_the_best_rates_matches_the_page() -> None:
+    """Of GSPO less GRPO in the last evaluation, on fresh seeds."""
+    levels = bearable.levels(archive.load(RULER, "bearable")["steps"]).query("10 <= seed <= 14")
+    ends = {}
+    for loss in (REFERENCE, "gspo"):
+        ours = levels[(levels["line"] == loss) & (levels["dial"] == bearable.borne(levels, loss)[1])]
+        ends[loss] = ours.set_index("seed")["sampled"]
+    assert f"it is smaller: {(ends['gspo'] - ends[REFERENCE]).std():.3f} in the last evaluation" in QUESTIONS
+
+
 def test_optimizer_table_matches_the_runs() -> None:
     table = bearable.table(archive.load(RULER, "optimizers")["steps"]).set_index(["setting", "loss"])
     rows = {"adamw": "| AdamW", "muon": "| Muon", "sign": "| sign descent", "sgd": "| SGD"}
@@ -456,6 +482,11 @@ def test_optimizer_table_matches_the_runs() -> None:
             assert float(rate) == float(ours["best learning rate"])
             assert float(sampled) == float(str(ours["sampled at best"]).split()[0])
             assert float(greedy) == float(str(ours["greedy at best"]).split()[0])
+    text, said = section("## Optimizers"), []
+    for name, loss in (("sgd", "grpo"), ("adamw", "grpo"), ("muon", "grpo"), ("sgd", "gspo"), ("adamw", "gspo")):
+        said.append(float(table.loc[(name, loss), "bearable"]) / float(table.loc[(name, loss), "best learning rate"]))
+    assert [f"{each:.1f}" for each in said] == ["2.5", "3.6", "3.6", "5.9", "2.8"]
+    assert all(f"{each:.1f} times" in text for each in said)
 
 
 def test_routing_table_matches_the_runs() -> None:
