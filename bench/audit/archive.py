@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe import conf
 from steadymoe.bench.audit import tables
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS, table_path
@@ -73,7 +74,8 @@ def load(results: Path, experiment: str) -> Archive:
     if folders:
         return _joined(place, folders)
     if not (place / _TABLE).exists():
-        raise NoAudits(f"there is no audit in {place}; make one: steadymoe audit experiment={experiment}")
+        named = [experiment] if experiment in conf.names("experiment") else ["audit", f"experiment_name={experiment}"]
+        raise NoAudits(f"there is no audit in {place}; make one: steadymoe audit experiment={' '.join(named)}")
     rows = archive.read_kept(place / _TABLE)
     tables.refuse_lacking(rows, place / _TABLE, [*COLUMNS, *ADDED])
     facts = _read(place / _PROVENANCE, {"unfinished": list, "audits": list, "checksum": str})

@@ -1,6 +1,6 @@
 """``steadymoe run --tune``: the level at each learning rate, as a table and a figure, and the best rate of each arm."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from steadymoe.bench.report import archive, tables, write
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.runs import command, record
+from steadymoe.bench.runs import command, provenance, record
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.runs.overrides import command_of, key_of
-from steadymoe.bench.runs.tuning import RATE
+from steadymoe.bench.runs.tuning import MEASURED, RATE
 from steadymoe.bench.statistics.comparisons import ranking
 from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
 from steadymoe.bench.support.text import visible, without_mathematics
@@ -31,8 +31,8 @@ CAPTION = (
     f"seed. {tables.COLLAPSED} The highest of several levels is biased upwards: compare algorithms "
     "at other seeds."
 )
-# What ``config.tuning.overrides`` chooses. The runs that follow have their own.
-_TUNED = (RATE, "seed", "experiment_name", "measure")
+# What the runs that follow choose for themselves.
+_TUNED = (RATE, "seed", "experiment_name")
 
 
 def main(words: list[str]) -> int:
@@ -43,25 +43,39 @@ def main(words: list[str]) -> int:
     if "--tune" not in words:
         return command.main(words)
     made: list[Run] = []
+    redo, typed = [word for word in words if word == "--redo"], {key_of(word) for word in words}
     code = command.main(words, made.extend)
     if not made or code == 130:
         return code
     for beyond in _beyond(made):
         print(visible(f"the best rate is at an end of the grid, which is extended once: {beyond[-2]}"))
-        if (last := command.main(["-m", *beyond], made.extend)) == 130:
+        if (last := command.main([*redo, "-m", *beyond], made.extend)) == 130:
             return last
         code = max(code, last)
-    report(made)
+    report(made, typed)
     return code
+
+
+def _of_todays_code(results: Path, experiment: str) -> tuple[pd.DataFrame, pd.DataFrame, int]:
+    """Return runs and steps, as ``archive.load`` has them, without stale runs, and how many of these there are.
+
+    The runs of a tuning are never stale; a run at another rate, from an earlier tuning, may be.
+    """
+    recorded = archive.load(results, experiment)
+    runs, steps = recorded["runs"], recorded["steps"]
+    facts = [record.known(Path(folder)) for folder in runs["folder"]]
+    is_stale = np.array([provenance.difference(each).stale is not None for each in facts], bool)
+    kept = runs[~is_stale]
+    return kept, steps.merge(kept[["arm", "seed"]]), int(is_stale.sum())
 
 
 def _beyond(runs: Sequence[Run]) -> list[list[str]]:
     """Return for each arm of ``runs`` that is best at an end of its grid the words of its runs beyond that end."""
-    recorded = archive.load(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
-    if recorded["runs"].empty:
+    recorded, steps, _ = _of_todays_code(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
+    if recorded.empty:
         return []
-    rows, found = table(recorded["runs"], recorded["steps"], REWARD), []
-    for ours, arm, _ in _by_arm(runs, recorded["runs"]):
+    rows, found = table(recorded, steps, REWARD), []
+    for ours, arm, _ in _by_arm(runs, recorded):
         its, grid = rows[rows["arm"] == arm], sorted({run.config.optimizer.learning_rate for run in ours})
         (best,) = its.loc[its["best"] != "", "learning rate"]
         if {record.status(run.folder) for run in ours} <= {*record.ENDED} and best in (grid[0], grid[-1]):
@@ -72,27 +86,37 @@ def _beyond(runs: Sequence[Run]) -> list[list[str]]:
     return found
 
 
-def _by_arm(runs: Sequence[Run], recorded: pd.DataFrame) -> Iterator[tuple[list[Run], str, Sequence[str]]]:
-    """Yield the runs of each arm, the arm's name, and the words that its runs share, for arms with ended runs."""
+def _by_arm(
+    runs: Sequence[Run], recorded: pd.DataFrame, typed: Collection[str] = ()
+) -> Iterator[tuple[list[Run], str, Sequence[str]]]:
+    """Yield the runs of each arm, the arm's name, and the words of the runs that follow, for arms with ended runs.
+
+    ``typed``: the keys that the user gave, which stay as they are.
+    """
+    chosen = {*_TUNED, *(key for key in MEASURED if key not in typed)}
     arms = dict(zip((Path(folder).absolute() for folder in recorded["folder"]), _arms(recorded), strict=True))
     planned: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        planned.setdefault(tuple(word for word in run.words if key_of(word) not in _TUNED), []).append(run)
+        planned.setdefault(tuple(word for word in run.words if key_of(word) not in chosen), []).append(run)
     for words, ours in planned.items():
         if ended := [arms[run.folder] for run in ours if run.folder in arms]:
             yield ours, str(ended[0]), words
 
 
-def report(runs: Sequence[Run]) -> None:
-    """Write table and figure of all ended runs of the experiment of ``runs``; print a line for each arm of ``runs``."""
+def report(runs: Sequence[Run], typed: Collection[str] = ()) -> None:
+    """Write table and figure of all ended runs of the experiment of ``runs``; print a line for each arm of ``runs``.
+
+    ``typed``: see ``_by_arm``.
+    """
     results, experiment = Path(runs[0].config.results_dir), runs[0].config.experiment_name
     if not any(record.status(run.folder) in record.ENDED for run in runs):
         return
-    recorded = archive.load(results, experiment)
-    rows = table(recorded["runs"], recorded["steps"], REWARD)
+    recorded, steps, stale = _of_todays_code(results, experiment)
+    rows = table(recorded, steps, REWARD)
     paths = write.table(results, f"{experiment}-tuning", rows.drop(columns="algorithm"), CAPTION)
     paths += write.figure(results, f"{experiment}-level_over_rate", drawn(rows), "Level over learning rate.")
-    for text in (*(f"wrote {path}" for path in paths), *lines(runs, recorded["runs"], rows)):
+    old = [f"left out {stale} stale runs of earlier tunings: steadymoe status lists them"] if stale else []
+    for text in (*(f"wrote {path}" for path in paths), *old, *lines(runs, recorded, rows, typed)):
         print(visible(text))
 
 
@@ -170,12 +194,14 @@ def _line(axis: Axes, arm: str, its: pd.DataFrame, look: looks.Look, shift: floa
     axis.plot(places[is_best], data["mean"][is_best], look.marker, color=look.colour, markersize=4, markeredgewidth=0.7)
 
 
-def lines(runs: Sequence[Run], recorded: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
+def lines(
+    runs: Sequence[Run], recorded: pd.DataFrame, rows: pd.DataFrame, typed: Collection[str] = ()
+) -> Iterator[str]:
     """Yield a line for each arm of ``runs`` with ended runs: its best rate, and what to do next.
 
-    ``recorded`` is the table ``runs`` of ``archive.load``, ``rows`` what ``table`` returns.
+    ``recorded`` is the table ``runs`` of ``archive.load``, ``rows`` what ``table`` returns; ``typed``: see ``_by_arm``.
     """
-    for ours, arm, words in _by_arm(runs, recorded):
+    for ours, arm, words in _by_arm(runs, recorded, typed):
         ended = [run for run in ours if record.status(run.folder) in record.ENDED]
         prefix = ours[0].command.partition("steadymoe ")[0]  # STEADYMOE_PATH, or nothing
         missing = f"; {len(ours) - len(ended)} of {len(ours)} runs are missing" if len(ended) < len(ours) else ""
@@ -197,8 +223,11 @@ def verdict(its: pd.DataFrame, missing: str, prefix: str, words: Sequence[str]) 
     if not close:
         return f"{found}; next: {prefix}{command_of([*words, f'{RATE}={_text([rate])}'])}"
     both = f"{RATE}={_text(sorted([rate, *close]), ',')}"
-    near = f"{_text(close)} within one paired standard error, so confirm {'both' if len(close) == 1 else 'all'}"
-    return f"{found}; {near}: {prefix}{command_of(['-m', *words, both])}"
+    near = f"{_text(close)} within one paired standard error"
+    if best["n"] < 2:
+        near = f"one seed does not tell it from {_text(close)}"
+    confirm = f"so confirm {'both' if len(close) == 1 else 'all'}"
+    return f"{found}; {near}, {confirm}: {prefix}{command_of(['-m', *words, both])}"
 
 
 def _text(rates: Iterable[float], comma: str = ", ") -> str:

@@ -11,6 +11,8 @@ from steadymoe.bench.schema import read, read_tuning
 from steadymoe.bench.support.errors import ConfigError
 
 RATE = "optimizer.learning_rate"
+# What a tuning measures less of than its setting, unless the user chooses.
+MEASURED = ("measure", "probe.largest", "evaluation.permuted_routes")
 
 
 def overrides(words: Sequence[str]) -> list[str]:
@@ -23,6 +25,10 @@ def overrides(words: Sequence[str]) -> list[str]:
     section, several = read_tuning(whole.get("tuning")), swept(words)
     config = read(compose.unchecked([word for word in words if word not in several])[0])
     given = {key_of(word): word for word in words}
+    if given.get("optimizer") in several and given.get(RATE) not in several:
+        raise ConfigError(
+            f"--tune: each optimizer has a learning rate of its own; tune one at a time, or list rates: {RATE}=1e-4,…"
+        )
     tuned = {
         "seed": ",".join(map(str, section.seeds)),
         "experiment_name": f"{config.experiment_name}_tuning",

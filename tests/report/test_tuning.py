@@ -16,7 +16,7 @@ from steadymoe.bench.report import tuning
 from steadymoe.bench.runs import compose, execute, record, status
 from steadymoe.bench.runs import tuning as config
 from steadymoe.bench.runs.overrides import CONF
-from steadymoe.bench.support import processes
+from steadymoe.bench.support import atomic_files, processes
 from steadymoe.bench.training.trainer import Trainer
 
 
@@ -135,7 +135,7 @@ def test_best_rate_at_an_end_suggests_a_wider_grid(levels: dict[float, list[floa
 @pytest.mark.parametrize(
     ("levels", "close"),
     [
-        ({1e-4: [0.5], 2e-4: [0.6], 4e-4: [0.1]}, "1e-4, 4e-4 within one paired standard error, so confirm all"),
+        ({1e-4: [0.5], 2e-4: [0.6], 4e-4: [0.1]}, "one seed does not tell it from 1e-4, 4e-4, so confirm all"),
         ({1e-4: [0.5, 0.7, 0.6], 2e-4: [0.61, 0.62, 0.63], 4e-4: [0.1, 0.2, 0.3]}, "1e-4 within one"),
         ({1e-4: [0.5, 0.51, 0.52], 2e-4: [0.61, 0.62, 0.63], 4e-4: [0.1, 0.2, 0.3]}, ""),
     ],
@@ -145,7 +145,7 @@ def test_rates_within_one_paired_standard_error_are_both_confirmed(
 ) -> None:
     said = tuning.verdict(tabled(levels), "", "", ["algorithm=gspo"])
     assert (close in said) if close else ("within one" not in said)
-    rates = sorted(levels) if "4e-4 within" in said else [1e-4, 2e-4] if close else [2e-4]
+    rates = sorted(levels) if "1e-4, 4e-4, so" in said else [1e-4, 2e-4] if close else [2e-4]
     assert said.endswith(
         f"{config.RATE}={','.join(np.format_float_scientific(r, trim='-', exp_digits=1) for r in rates)}"
     )
@@ -178,6 +178,17 @@ def test_interrupted_tuning_resumes_and_reports(tmp_path: Path, monkeypatch: pyt
     finals = [record.read_table(run.folder, "steps")["eval_accuracy"].iloc[-1] for run in runs]
     assert rows.loc[rows["learning rate"] != beyond, f"{tuning.LEVEL} mean"].tolist() == finals
     assert (tmp_path / "figures" / "small_tuning-level_over_rate.png").exists()
+    recorded, *_ = tuning._of_todays_code(tmp_path, "small_tuning")
+    for typed, is_kept in (([], False), (["measure"], True)):  # in the command that confirms
+        ((_, _, shared),) = tuning._by_arm(runs, recorded, typed)
+        assert ("measure=little" in shared) is is_kept
+    # A stale run of an earlier tuning is ranked neither before its rate runs again nor where it stays out of the grid.
+    (folder,) = [Path(each) for each in recorded.loc[recorded["learning_rate"] == beyond, "folder"]]
+    facts = record.known(folder)
+    atomic_files.write_json(folder / "run.json", facts | {"training_version": 0})
+    assert len(tuning._of_todays_code(tmp_path, "small_tuning")[0]) == 2
+    assert ran("run", "--tune", "--redo", *words).splitlines()[-1] == said
+    assert record.known(folder)["training_version"] == facts["training_version"]
     for path in written:
         path.unlink()
     monkeypatch.setattr(execute, "execute", lambda *_: pytest.fail("trained again"))
@@ -199,6 +210,7 @@ def test_interrupted_tuning_resumes_and_reports(tmp_path: Path, monkeypatch: pyt
         ("optimizer.learning_rate=choice(1e-4)", "two or more"),
         ("optimizer.learning_rate=1e-4,1e-4", "the same run"),
         ("optimizer.learning_rate=abc,def", "optimizer.learning_rate"),
+        ("optimizer=adamw,sgd", "each optimizer has a learning rate of its own"),
         ("seed=[", "cannot read"),
         ("experiment=long,stale", "names 2 sweeps"),
     ],
