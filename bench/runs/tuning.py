@@ -27,7 +27,7 @@ def overrides(words: Sequence[str]) -> list[str]:
     given = {key_of(word): word for word in words}
     if given.get("optimizer") in several and given.get(RATE) not in several:
         raise ConfigError(
-            f"--tune: each optimizer has a learning rate of its own; tune one at a time, or list rates: {RATE}=1e-4,…"
+            f"--tune: optimizers may have rates of their own; tune one at a time, or list rates: {RATE}=1e-4,…"
         )
     tuned = {
         "seed": ",".join(map(str, section.seeds)),

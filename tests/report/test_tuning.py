@@ -210,7 +210,7 @@ def test_interrupted_tuning_resumes_and_reports(tmp_path: Path, monkeypatch: pyt
         ("optimizer.learning_rate=choice(1e-4)", "two or more"),
         ("optimizer.learning_rate=1e-4,1e-4", "the same run"),
         ("optimizer.learning_rate=abc,def", "optimizer.learning_rate"),
-        ("optimizer=adamw,sgd", "each optimizer has a learning rate of its own"),
+        ("optimizer=adamw,sgd", "optimizers may have rates of their own"),
         ("seed=[", "cannot read"),
         ("experiment=long,stale", "names 2 sweeps"),
     ],
