@@ -25,6 +25,10 @@ README, QUESTIONS, PAGE = (
 )
 
 
+# What tells the arms of a gate apart.
+ARM = ["algorithm", "shuffled", "learning_rate"]
+
+
 def section(begins: str, ends: str = "\n## ") -> str:
     """The part of the ruler's page from these words on."""
     return PAGE.partition(begins)[2].partition(ends)[0]
@@ -113,6 +117,26 @@ def test_shorter_starts_match_their_runs() -> None:
         most = gains.loc[task, "sharpening"]["gain"].max() / gains.loc[(task, *arms[0]), "gain"]
         assert f"{most:.0%}".replace("%", " %") == share
         assert f"{share}" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("lower_long", 0), ("lower_selection", 1), ("middle_selection", 2)], ids=lambda each: str(each)
+)
+def test_lower_starts_match_their_runs(name: str, place: int) -> None:
+    text, tables = section("### Lower starts"), archive.load(RULER, name)
+    row = [cells(line) for line in text.splitlines() if line.startswith(("| 61", "| `sel"))][place]
+    runs = tables["runs"].assign(shuffled=tables["runs"]["config"].str.contains('"shuffle_rewards": true'))
+    ends = tables["steps"][tables["steps"]["metric"].isin(["eval_accuracy", "eval_greedy"])].sort_values("step")
+    both = ends.groupby(["arm", "seed", "metric"], observed=True)["value"].agg(["first", "last"]).unstack()
+    gains = (both["last"] - both["first"]).reset_index().merge(runs[["arm", "seed", *ARM]])
+    means = gains.groupby(ARM)[["eval_accuracy", "eval_greedy"]].mean()
+    start = both["first"].groupby("seed").first().mean()
+    arms = [("grpo", False, 1e-4), ("grpo", True, 1e-4), ("sharpening", False, 4e-6), ("sharpening", False, 1.6e-5)]
+    numbers = [*start, *(gain for arm in arms for gain in means.loc[arm])]
+    assert row[1:] == [str(runs["seed"].nunique()), *(f"{each:.3f}".replace("-", "−") for each in numbers)]
+    if name == "middle_selection":
+        assert f"{means.loc[('grpo', False, 1e-4), 'eval_greedy']:.3f} from the higher" in text
+        assert f"less at 2e-4 ({means.loc[('grpo', False, 2e-4), 'eval_greedy']:.3f})" in text
 
 
 def test_advantage_table_matches_the_runs() -> None:
