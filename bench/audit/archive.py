@@ -21,7 +21,7 @@ from steadymoe.bench.audit.measure import COLUMNS, table_path
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs import identity, lifecycle, record
 from steadymoe.bench.runs.lifecycle import Damaged
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import atomic_files, external, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, portable, visible
 
@@ -74,8 +74,10 @@ def load(results: Path, experiment: str) -> Archive:
     if folders:
         return _joined(place, folders)
     if not (place / _TABLE).exists():
-        named = [experiment] if experiment in conf.names("experiment") else ["audit", f"experiment_name={experiment}"]
-        raise NoAudits(f"there is no audit in {place}; make one: steadymoe audit experiment={' '.join(named)}")
+        own = (folder / "experiment" / f"{experiment}.yaml" for folder in external.confs())
+        is_config = experiment in conf.names("experiment") or any(path.exists() for path in own)
+        words = f"experiment={experiment}" if is_config else f"experiment=audit experiment_name={experiment}"
+        raise NoAudits(f"there is no audit in {place}; make one: steadymoe audit {words}")
     rows = archive.read_kept(place / _TABLE)
     tables.refuse_lacking(rows, place / _TABLE, [*COLUMNS, *ADDED])
     facts = _read(place / _PROVENANCE, {"unfinished": list, "audits": list, "checksum": str})

@@ -89,7 +89,7 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
         read = {name: _read(ended, name) for name in ("steps", "evaluations", "tails")}
         tables = {"runs": ended, "steps": _long(ended, read["steps"], read["evaluations"])}
         tables |= {"histograms": _histograms(ended, read["steps"]), "tails": _tails(ended, read["tails"])}
-        tables |= {"evaluations": _last_evaluation(ended, read["evaluations"])}
+        tables |= {"evaluations": _evaluations(ended, read["evaluations"])}
     return tables | {"runs": collapse.judged(tables["runs"], tables["steps"])} if len(tables["runs"]) else tables
 
 
@@ -440,16 +440,11 @@ def _with_keys(runs: pd.DataFrame, long: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([keys, long], axis=1)
 
 
-def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
+def _evaluations(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Return the last held-out evaluation of each of ``runs``, one row per prompt: arm, seed, prompt, score in [0, 1].
 
     As in ``steps``, the scores of a run that met a number that is not finite are 0.
     """
-    return _last_evaluation(runs, _read(runs, "evaluations"))
-
-
-def _last_evaluation(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return ``evaluations`` from that table of ``runs``."""
     table = table[table["step"] == table.groupby("run")["step"].transform("max")]
     lost = (runs["diverged_reason"] == "not finite").to_numpy()
     table = table.assign(score=table["score"].where(~lost[table["run"].to_numpy(int)], 0.0))

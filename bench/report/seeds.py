@@ -51,6 +51,8 @@ CAPTION = (
 
 
 class Run(NamedTuple):
+    """Whose log it is."""
+
     arm: str
     seed: str
 

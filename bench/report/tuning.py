@@ -115,7 +115,7 @@ def report(runs: Sequence[Run], typed: Collection[str] = ()) -> None:
     rows = table(recorded, steps, REWARD)
     paths = write.table(results, f"{experiment}-tuning", rows.drop(columns="algorithm"), CAPTION)
     paths += write.figure(results, f"{experiment}-level_over_rate", drawn(rows), "Level over learning rate.")
-    old = [f"left out {stale} stale runs of earlier tunings: steadymoe status lists them"] if stale else []
+    old = [f"stale runs of earlier tunings, left out: {stale}; steadymoe status lists them"] if stale else []
     for text in (*(f"wrote {path}" for path in paths), *old, *lines(runs, recorded, rows, typed)):
         print(visible(text))
 

@@ -23,6 +23,7 @@ from steadymoe.bench.audit import measure, plan, rollouts, tables
 from steadymoe.bench.audit.tokens import deciles
 from steadymoe.bench.runs import compose, execute, identity
 from steadymoe.bench.runs.compose import ConfigError
+from steadymoe.bench.support import external
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
@@ -310,3 +311,21 @@ def test_mid_run_audit_starts_at_the_weights_and_moments_of_its_trunk(results: P
     ran("audit", *one)
     (found,) = (tmp_path / "audits").glob("**/k=0.parquet")
     assert set(pd.read_parquet(found)["start"]) == {2}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "words"),
+    [
+        ("clip_atlas", "experiment=clip_atlas"),
+        ("mine", "experiment=mine"),
+        ("other", "experiment=audit experiment_name=other"),
+    ],
+)
+def test_report_without_an_audit_says_how_to_make_one(
+    experiment: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
+) -> None:
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").touch()
+    monkeypatch.setenv(external.VARIABLE, str(tmp_path))
+    said = refused("audit", "report", "--experiment", experiment, "--results", str(tmp_path / "results"))
+    assert said.endswith(f"make one: steadymoe audit {words}\n")

@@ -151,7 +151,9 @@ def test_rates_within_one_paired_standard_error_are_both_confirmed(
     )
 
 
-def test_interrupted_tuning_resumes_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
+def test_interrupted_tuning_resumes_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = [*SMALL, "steps=2", "tuning.rate_factors=[0.5,2]", "tuning.seeds=[100]", "experiment_name=small_tuning"]
     words += [f"results_dir={tmp_path}", "hydra/launcher=basic"]
     runs, step = planned(*words), Trainer.step
@@ -186,7 +188,9 @@ def test_interrupted_tuning_resumes_and_reports(tmp_path: Path, monkeypatch: pyt
     (folder,) = [Path(each) for each in recorded.loc[recorded["learning_rate"] == beyond, "folder"]]
     facts = record.known(folder)
     atomic_files.write_json(folder / "run.json", facts | {"training_version": 0})
-    assert len(tuning._of_todays_code(tmp_path, "small_tuning")[0]) == 2
+    tuning.report(runs)
+    assert "stale runs of earlier tunings, left out: 1;" in capfd.readouterr().out
+    assert len(pd.read_csv(tmp_path / "tables" / "small_tuning-tuning.csv")) == 2
     assert ran("run", "--tune", "--redo", *words).splitlines()[-1] == said
     assert record.known(folder)["training_version"] == facts["training_version"]
     for path in written:

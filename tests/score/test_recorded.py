@@ -120,7 +120,7 @@ def test_shorter_starts_match_their_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [("lower_long", 0), ("lower_selection", 1), ("middle_selection", 2)], ids=lambda each: str(each)
+    ("name", "place"), [("lower_long", 0), ("lower_selection", 1), ("middle_selection", 2)], ids=str
 )
 def test_lower_starts_match_their_runs(name: str, place: int) -> None:
     text, tables = section("### Lower starts"), archive.load(RULER, name)
@@ -294,6 +294,8 @@ def test_twelve_losses_short_and_long_match_the_runs() -> None:
             assert row[1 + place] == (f"{number} *" if loss in decided else str(number))
             assert row[3 + place] == f"{ours.loc[ours['dial'] == best, 'sampled'].mean():.3f}"
             assert set(ours.groupby("dial")["seed"].nunique()) == {5}
+            assert place == 0 or ours["dial"].min() < best < ours["dial"].max()
+            assert place == 0 or ours["dial"].nunique() in (4, 5)
     ends = {}
     for loss in ("topr", REFERENCE):
         ours = long[(long["line"] == loss) & (long["dial"] == bearable.borne(long, loss)[1])]

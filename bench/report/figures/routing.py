@@ -156,7 +156,7 @@ def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
     """Where the tail of the token ratio comes from: the weight of 0.1 % of the tokens, and the largest tokens.
 
     Left: the share of the second moment of the log-ratio in the 0.1 % of tokens that moved most, split by whether their
-    route changed in any layer. Right: the largest recorded tokens (``archive.tails``) over their entropy before the
+    route changed in any layer. Right: the largest recorded tokens (the table ``tails``) over their entropy before the
     updates, and the same with their old routes forced. GSPO (2507.18071, section 5.3) blames changed routes.
     """
     runs = tables.run_means(steps, ["arm"], ["log_ratio_moment_top_changed", "log_ratio_moment_top"])
