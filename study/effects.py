@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means, welch
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds, t_quantile
-from steadymoe.bench.training import columns
+from study import early_warning
 from study.arms import DRIFT, FRONTIER, RATES, TUNED
 from study.experiments import TABLE
 from study.recorded import Arm, Audited, Recorded
@@ -143,7 +142,7 @@ def announces(study: Recorded, arms: Sequence[Arm], metric: str, least_lead: int
     """
     steps, runs = study.stable_or_collapsed(arms)
     ours, reward = (
-        early_warning.of_seeds(steps, runs, name, least_lead, falls=columns.falls(name)) for name in (metric, "reward")
+        early_warning.of_seeds(steps, runs, name, least_lead, falls=name == "reward") for name in (metric, "reward")
     )
 
     def lead(some: pd.DataFrame) -> float:
@@ -159,7 +158,7 @@ def announces(study: Recorded, arms: Sequence[Arm], metric: str, least_lead: int
 
 def area(study: Recorded, arms: Sequence[Arm], metric: str) -> Measurement:
     """Return the area under the ROC curve of a metric, a step before a collapse (``early_warning.auc``)."""
-    return Measurement(early_warning.auc(*study.stable_or_collapsed(arms), metric, falls=columns.falls(metric)))
+    return Measurement(early_warning.auc(*study.stable_or_collapsed(arms), metric, falls=metric == "reward"))
 
 
 def best_setting(study: Recorded, name: str) -> tuple[float, str]:

@@ -7,7 +7,6 @@ import pandas as pd
 
 from steadymoe import conf
 from steadymoe.bench.report.figures import style
-from steadymoe.bench.statistics.estimates import Estimate
 
 USUAL = {
     "experiment": "made",
@@ -103,8 +102,6 @@ def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
     each = steps[["arm", "algorithm"]].drop_duplicates().to_dict("records")
     survival = pd.DataFrame({"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": 0.1, "high": 1.0, "n": 5})
     grid = pd.DataFrame(arms(arm=names, x=[1e-4, 2e-4, 4e-4], y=[2, 4, 8])).assign(stable=0.67, n=3)
-    metrics = ["reward", "entropy", "sequence_ratio_variance", *(f"metric_{letter}" for letter in "abcdef")]
-    roc = pd.DataFrame([{"metric": name, "false_alarms": x, "detected": x} for name in metrics for x in (0, 0.5, 1)])
     tokens = {"seed": 0, "log_ratio": 1.5, "log_ratio_pinned": 0.5, "layers_changed": 1, "entropy": 0.4}
     counts = [
         {"arm": f"{name} {model}", "algorithm": name, "model": model, "seed": 0, "metric": metric, "bin": 20 + at}
@@ -118,10 +115,6 @@ def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
         "survival_curves": pd.concat([survival.assign(arm=arm["arm"], collapsed=2) for arm in each]),
         "frontier_grid": grid,
         "frontier_line": grid[grid["y"] == 4][["arm", "x", "y"]],
-        "roc": roc,
-        "warnings": pd.DataFrame({"metric": metrics, "area": [Estimate(0.75, 0.6, 0.9, 4)] * len(metrics)}).assign(
-            stable=9, collapsed=4
-        ),
         "tails": pd.DataFrame([tokens | {"arm": arm["arm"]} for arm in each]),
         "histograms": pd.DataFrame(counts),
     }

@@ -91,7 +91,7 @@ def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
 
 
 def with_derived(recorded: Tables, takes: Collection[str] | None = None) -> Tables:
-    """Return the tables of ``archive.load``, and those that figures and the table of warnings take.
+    """Return the tables of ``archive.load``, and those that figures take.
 
     With ``takes`` only what these names need is computed, because intervals take time.
     """
@@ -101,7 +101,6 @@ def with_derived(recorded: Tables, takes: Collection[str] | None = None) -> Tabl
     derived: dict[tuple[str, ...], Callable[[], tuple[pd.DataFrame, ...]]] = {
         ("survival_curves",): lambda: (collapses.survival_curves(runs),),
         ("frontier_grid", "frontier_line"): lambda: collapses.frontiers(runs, steps),
-        ("roc", "warnings"): lambda: collapses.early_warnings(steps, runs),
     }
     data = dict(recorded)
     for names, compute in derived.items():
@@ -246,7 +245,6 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
         "bearable": (bearable.table(own["steps"]), bearable.CAPTION.replace(bearable.REFERENCE, reference)),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
-        "warnings": (data["warnings"], collapses.WARNINGS_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
         "realism": (realism.table(data), realism.CAPTION),
     }

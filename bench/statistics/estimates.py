@@ -205,30 +205,6 @@ def _clopper(successes: float, n: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def clustered_share(hits: Sequence[float], sizes: Sequence[int]) -> Estimate:
-    """Return a share of runs that come in clusters (seeds): the runs of one cluster depend on each other.
-
-    ``hits`` (C,) and ``sizes`` (C,) give the hits and the runs of each cluster. The interval is Clopper and Pearson's
-    for the effective number of independent runs (Korn and Graubard 1998): p(1 − p) divided by the variance of p between
-    clusters, times the squared ratio of the t quantiles for n runs and for C clusters, and at most n. If p is 0 or 1,
-    the effective number is C. The estimate's ``n`` is the number of runs; no interval below three clusters.
-    """
-    hits_C, sizes_C = np.asarray(hits, dtype=float), np.asarray(sizes, dtype=float)
-    clusters, n = len(sizes_C), int(sizes_C.sum())
-    if n == 0:
-        return Estimate(np.nan, np.nan, np.nan, 0)
-    p = float(hits_C.sum() / n)
-    if clusters < MIN_FOR_INTERVAL:
-        return Estimate(p, np.nan, np.nan, n)
-    independent = float(clusters)
-    residuals = hits_C - p * sizes_C
-    variance = clusters / (clusters - 1) * (residuals @ residuals) / n**2
-    if variance > 0:
-        wider = (t_quantile(LEVEL, n - 1) / t_quantile(LEVEL, clusters - 1)) ** 2
-        independent = min(float(n), float(p * (1 - p) / variance * wider))
-    return Estimate(p, *_clopper(p * independent, independent), n)
-
-
 def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], bounds: Bounds | None = None) -> Estimate:
     """Return Σ numerators / Σ denominators over clusters, with the t interval of a ratio estimator (Cochran 1977, 6.4).
 

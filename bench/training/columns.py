@@ -2,8 +2,7 @@
 
 A new column is a line here and the line that computes it. From the line here follow the type on disk (``record``), the
 tables of docs/metrics.md (``docs/generate.py``), how a step reduces its updates (``token_metrics.of_step``), what
-archives keep (``archive``), the bounds of intervals, the direction of early warnings, the labels of figures and
-tables.
+archives keep (``archive``), the bounds of intervals, the labels of figures and tables.
 
 Timing columns end in ``_seconds`` or ``_per_second``; with ``threads=1`` they alone differ between two runs of one
 config."""
@@ -41,8 +40,6 @@ class Column:
     """On disk, by Arrow's name."""
     over_updates: Literal["mean", "largest", "least", "from the mean moments"] = "mean"
     """How a step reduces the numbers of its updates; of columns of updates alone."""
-    worse: Literal["higher", "lower"] = "higher"
-    """In which direction an early warning looks."""
     share: bool = False
     """Whether it lies in [0, 1]: a share, a probability, or a mean of scores (``tasks.Task.score``)."""
     kept: bool = False
@@ -59,7 +56,7 @@ UPDATE = (
            label="cut updates (share)", short="norm cut", share=True, kept=True),
     Column("learning_rate", "the optimizer's learning rate"),
     Column("entropy", "mean entropy of the full next-token distribution over response tokens, in nats",
-           label="entropy (nats)", unit="nats", worse="lower", kept=True),
+           label="entropy (nats)", unit="nats", kept=True),
     Column("token_ratio_mean", "mean of π_θ/π_old over response tokens"),
     Column("token_ratio_max", "largest π_θ/π_old", over_updates="largest"),
     Column("token_ratio_variance", "variance of π_θ/π_old over the response tokens of a mini-batch",
@@ -67,7 +64,7 @@ UPDATE = (
     Column("sequence_ratio_variance", "variance of s_i, the geometric mean of a response's ratios, over responses",
            short="sequence-ratio variance", kept=True),
     Column("ess", "effective sample size per token of the ratio as a weight, (Σr)²/(NΣr²), 1 when all are equal",
-           worse="lower", share=True, kept=True),
+           share=True, kept=True),
     Column("clip_fraction", "share of response tokens that lose their gradient or are capped; null without a clip",
            label="clipped tokens (share)", short="clip fraction", share=True, kept=True),
     Column("clip_fraction_low", "the part of clip_fraction below the band", share=True),
@@ -87,9 +84,9 @@ UPDATE = (
     Column("router_kl", "KL of a router's old from its new distribution over all experts, mean over layers and tokens",
            unit="nats"),
     Column("router_shift_mean", "RSPO's γ, e^−(mean |log p_new/p_old| over layers and old experts), mean over tokens",
-           worse="lower", share=True),
-    Column("router_shift_min", "minimum γ over tokens", over_updates="least", worse="lower", share=True),
-    Column("router_shift_p10", "the tenth percentile of γ over tokens", worse="lower", share=True),
+           share=True),
+    Column("router_shift_min", "minimum γ over tokens", over_updates="least", share=True),
+    Column("router_shift_p10", "the tenth percentile of γ over tokens", share=True),
     Column("router_shift_floored", "share of tokens with γ below 0.8", share=True),
     Column("replay_expert_disagreement",
            "1 − mean |S_executed ∩ S_live|/K: replayed experts that the router would not choose", share=True),
@@ -97,17 +94,16 @@ UPDATE = (
            "share of (layer, response token) whose replayed set is not the router's own choice", share=True),
     Column("replay_share",
            "share of (layer, fed token) that ran the replayed experts; below 1 replay failed; null without replay",
-           over_updates="least", worse="lower", share=True, kept=True),
+           over_updates="least", share=True, kept=True),
     Column("replay_kept", "R3 filtered: share of the replayed experts that ran, over layers and fed tokens",
-           worse="lower", share=True),
+           share=True),
     Column("routing_lagged", "lagged routing: share of updates routed by old weights; below 1 with a trigger",
            share=True),
     Column("route_prediction_kl",
            "PR²: KL of the routers now from their prediction, mean over layers and response tokens", unit="nats"),
-    Column("router_margin", "smallest chosen logit minus the largest one not chosen, mean over layers and tokens",
-           worse="lower"),
+    Column("router_margin", "smallest chosen logit minus the largest one not chosen, mean over layers and tokens"),
     Column("router_confidence", "probability of the chosen experts together, mean over layers and tokens",
-           worse="lower", share=True),
+           share=True),
     Column("log_ratio_moment_free",
            "mean (log π_θ/π_old)² of a sample's tokens after the update, routers free in both", kept=True),
     Column("log_ratio_moment_pinned",
@@ -133,22 +129,21 @@ UPDATE = (
 )
 STEP = (
     Column("reward", "mean score of all sampled responses, before shaping and whether trained on or dropped",
-           label="training reward", short="reward", worse="lower", share=True, kept=True),
+           label="training reward", short="reward", share=True, kept=True),
     Column("eval_accuracy", "mean score on the held-out prompts, one sampled response each, after the step",
-           label="held-out accuracy", worse="lower", share=True, kept=True),
+           label="held-out accuracy", share=True, kept=True),
     Column("eval_greedy",
            "the same for the greedy response; with measure=little only before the first and after the last step",
-           label="greedy held-out accuracy", short="greedy", worse="lower", share=True, kept=True),
+           label="greedy held-out accuracy", short="greedy", share=True, kept=True),
     Column("eval_pass",
            "mean over evaluation.pass_prompts held-out prompts of the best score of evaluation.pass_k sampled "
            "responses; before the first and after the last step",
-           label="pass@k", short="pass@k", worse="lower", share=True, kept=True),
+           label="pass@k", short="pass@k", share=True, kept=True),
     Column("eval_accuracy_permuted",
            "eval_accuracy if every token runs the experts of another token; null unless evaluation.permuted_routes",
-           worse="lower", share=True, kept=True),
+           share=True, kept=True),
     Column("shaped_reward",
-           "mean reward behind the advantages: after length penalty and KL, over kept groups",
-           worse="lower"),
+           "mean reward behind the advantages: after length penalty and KL, over kept groups"),
     Column("reference_kl", "k3 estimate of KL(π_old‖cold start) per response token; null without a KL term",
            unit="nats"),
     Column("groups_without_signal",
@@ -162,15 +157,14 @@ STEP = (
     Column("rollout_chi2_token", "χ² of ρ = π_old/μ over response tokens, mean ρ² − 1"),
     Column("rollout_chi2_sequence", "χ² of the product of ρ over a response"),
     Column("rollout_ess", "effective sample size per token of ρ as a weight, before any correction",
-           worse="lower", share=True),
+           share=True),
     Column("rollout_ratio_mean",
            "mean of ρ over response tokens: the kept probability if the sampler truncates and its mask is not replayed",
-           label="mean ratio of trainer over sampler", worse="lower", kept=True),
+           label="mean ratio of trainer over sampler", kept=True),
     Column("rollout_outside_share", "share of response tokens with ρ outside [0.9, 1.1]", share=True, kept=True),
     Column("rollout_extreme_share", "share of response tokens with ρ or 1/ρ above 2 (R3's F(2))", share=True,
            kept=True),
-    Column("rollout_probability_correlation", "Pearson correlation of the tokens' probabilities under μ and π_old",
-           worse="lower"),
+    Column("rollout_probability_correlation", "Pearson correlation of the tokens' probabilities under μ and π_old"),
     Column("rollout_logprob_gap_max", "largest |log μ − log π_old| of a response token", unit="nats"),
     Column("rollout_expert_disagreement", "expert-change rate between sampling and training forward, same weights",
            short="sampler–trainer disagreement", share=True, kept=True),
@@ -185,11 +179,11 @@ STEP = (
            unit="nats"),
     Column("rollout_router_shift_mean",
            "RSPO's γ between sampling and training, over the sampler's experts; mean over tokens",
-           worse="lower", share=True),
+           share=True),
     Column("rollout_router_shift_min", "minimum γ over tokens between sampling and training",
-           worse="lower", share=True),
+           share=True),
     Column("rollout_router_shift_p10", "the tenth percentile of γ over tokens between sampling and training",
-           worse="lower", share=True),
+           share=True),
     Column("rollout_router_shift_floored", "share of tokens with γ below 0.8 between sampling and training",
            share=True),
     Column("replay_kl",
@@ -205,9 +199,9 @@ STEP = (
            share=True),
     Column("router_margin_over_spread",
            "(s_K − s_{K+1})/(s_1 − s_min(16, E)) of a router's sorted logits, mean over layers and tokens",
-           worse="lower", share=True, kept=True),
+           share=True, kept=True),
     Column("load_entropy", "entropy of the experts' load over log E, mean over layers; 1 is even",
-           worse="lower", share=True),
+           share=True),
     Column("load_max_violation", "largest load times E, minus 1, worst layer; 0 is even"),
     Column("dead_experts", "share of experts that no response token of the rollout chose, mean over layers",
            share=True),
@@ -263,15 +257,14 @@ LAYER = (
 EVALUATION = (
     Column("step", "steps trained so far; 0 is the cold start", type="int64"),
     Column("prompt", "held-out prompt", type="string"),
-    Column("score", "reward of the sampled response", worse="lower", share=True),
-    Column("score_greedy", "reward of the greedy response; null if not sampled", worse="lower", share=True),
+    Column("score", "reward of the sampled response", share=True),
+    Column("score_greedy", "reward of the greedy response; null if not sampled", share=True),
     Column(
         "score_pass",
         "highest reward of evaluation.pass_k sampled responses; null if not sampled",
-        worse="lower",
         share=True,
     ),
-    Column("score_permuted", "score if every token runs the experts of another token", worse="lower", share=True),
+    Column("score_permuted", "score if every token runs the experts of another token", share=True),
 )
 # Column of steps → the scores that it is the mean of.
 EVALUATED = {
@@ -287,7 +280,7 @@ TAIL = (
     Column("response", "response of the probe's sample, from 0", type="int64"),
     Column("position", "token of the response, from 0", type="int64"),
     Column("token", "the token's text", type="string"),
-    Column("entropy", "entropy of the next-token distribution before the step's updates", unit="nats", worse="lower"),
+    Column("entropy", "entropy of the next-token distribution before the step's updates", unit="nats"),
     Column("logprob", "log π_old of the token", unit="nats"),
     Column("log_ratio", "log π_θ/π_old of the token", unit="nats"),
     Column("log_ratio_pinned", "the same with the pre-update routes forced", unit="nats"),
@@ -351,11 +344,6 @@ def label(metric: str) -> str:
 def short(metric: str) -> str:
     """What the header of a table calls a metric."""
     return of_metric(metric).short or label(metric)
-
-
-def falls(metric: str) -> bool:
-    """Whether a metric warns of a collapse when it falls; the others do when they rise."""
-    return of_metric(metric).worse == "lower"
 
 
 def kept() -> frozenset[str]:

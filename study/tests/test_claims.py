@@ -18,10 +18,9 @@ from steadymoe.bench.report import archive
 from steadymoe.bench.report.realism import Realism
 from steadymoe.bench.runs import record
 from steadymoe.bench.runs.identity import axes_name
-from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
-from study import arms, claims, command, effects, exploratory, figures, gates, page
+from study import arms, claims, command, early_warning, effects, exploratory, figures, gates, page
 from study.arms import WIDE
 from study.claims import CLAIMS, CONTRASTS, Dose, Outcome, OutcomeFinding, Verdict, findings, leg_verdict
 from study.effects import Measurement

@@ -129,23 +129,8 @@ def test_unjudged_run_is_neither_stable_nor_collapsed() -> None:
     assert curve[["n", "collapsed"]].drop_duplicates().to_numpy().tolist() == [[4, 2]]
     summary = tables.summary(steps_of(runs), runs)
     assert summary[["collapsed", "falling"]].to_numpy().tolist() == [[2, 1]]
-    _, warnings = collapses.early_warnings(steps_of(runs), runs)
-    assert warnings[["stable", "collapsed"]].to_numpy()[0].tolist() == [1, 2]
     short = runs.assign(judged_until=0, collapsed_step=np.nan)
     assert collapses.survival_curves(short).empty
-    assert collapses.early_warnings(steps_of(short), short)[1].empty
     assert tables.summary(steps_of(short), short)["collapsed"].isna().all()
     late = runs_of({"grpo": [36.0, None, None]}, judged_until=31)  # not finite, seen where nothing else would be
     assert not survival.of_runs(late)[1].any()
-
-
-def test_perfect_warning_has_area_1_and_no_warning_a_half() -> None:
-    runs = runs_of({"grpo": [20, 25, 30, None], "gspo": [None] * 4})
-    roc, warnings = collapses.early_warnings(steps_of(runs), runs)
-    areas = {row["metric"]: row["area"].mean for row in warnings.to_dict("records")}
-    assert areas == {"grad_norm": 1.0, "reward": 0.5, "entropy": 0.5}  # reward is the baseline
-    assert next(iter(areas)) == "grad_norm"
-    best = warnings.iloc[0]
-    assert (best["false alarms"].mean, best["detected"].mean, best["stable"], best["collapsed"]) == (0, 1, 5, 3)
-    assert set(roc["metric"]) == {"grad_norm", "reward", "entropy"}
-    assert collapses.early_warnings(steps_of(RUNS), runs_of({"gspo": [None] * 3}))[0].empty

@@ -210,16 +210,6 @@ def test_frontier_follows_the_highest_stable_cells() -> None:
     assert "Mini-batch fixed at 4 prompts" in said(figure)
 
 
-def test_early_warnings_are_ordered_by_their_area() -> None:
-    roc = pd.DataFrame({"metric": ["kl"] * 3 + ["entropy"] * 3, "false_alarms": [0, 0.5, 1] * 2})
-    roc["detected"] = [0, 1, 1, 0, 0.5, 1]
-    areas = [estimates.Estimate(0.75, 0.6, 0.9, 4), estimates.Estimate(0.5, np.nan, np.nan, 2)]
-    warnings = pd.DataFrame({"metric": ["kl", "entropy"], "area": areas, "stable": [9, 9], "collapsed": [4, 2]})
-    figure = stability.early_warning(roc, warnings)
-    assert shown(figure, 0) == {"kl 0.75 [0.60, 0.90]": [0, 1, 1], "entropy 0.50": [0, 0.5, 1]}
-    assert "n = 9 stable and 2 to 4 collapsed runs" in said(figure)
-
-
 DOSES = arms(algorithm=["grpo", "gspo"], routing=["off", "r3"], engine=["router_noise"], strength=[0.0, 0.5, 2.0])
 
 

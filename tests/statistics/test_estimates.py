@@ -270,20 +270,6 @@ def test_superiority_of_both_sides_adds_up_to_1(a: list[int], b: list[int]) -> N
         assert np.isnan(one.low)
 
 
-def test_clustered_share_widens_where_runs_of_a_cluster_agree() -> None:
-    apart = estimates.clustered_share([1, 0, 1, 0, 0, 0, 1, 0, 0, 0], [1] * 10)
-    assert apart.mean == estimates.share(3, 10).mean
-    assert apart.low <= estimates.share(3, 10).low
-    assert apart.high - apart.low < 1.15 * (estimates.share(3, 10).high - estimates.share(3, 10).low)
-    together = estimates.clustered_share([4, 0, 4, 0, 0, 0, 4, 0, 0, 0], [4] * 10)
-    np.testing.assert_allclose([together.mean, together.n], [0.3, 40])
-    assert together.high - together.low > 1.5 * (estimates.share(12, 40).high - estimates.share(12, 40).low)
-    none = estimates.clustered_share([0] * 5, [4] * 5)
-    assert (none.low, none.high) == (0.0, estimates.share(0, 5).high)
-    assert np.isnan(estimates.clustered_share([1, 0], [4, 4]).low)
-    assert estimates.clustered_share([], []).n == 0
-
-
 def test_ratio_of_means_stays_finite_and_counts_zeros() -> None:
     above, below = by_seed(0.2, 0.4, 0.3, 0.5), by_seed(0.01, 0.0, 0.02, 0.03)
     found = comparisons.ratio_of_means(above, below)

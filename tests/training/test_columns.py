@@ -17,7 +17,6 @@ NEW = columns.Column(
     short="spread",
     type="int64",
     over_updates="largest",
-    worse="lower",
     share=True,
     kept=True,
 )
@@ -37,16 +36,14 @@ def test_declared_column_appears_everywhere() -> None:
     assert token_metrics.of_step([{"spread": 1}, {"spread": 5}, {"spread": 3}]) == {"spread": 5}
     assert "spread" in columns.kept()
     assert columns.bounds("spread") == (0.0, 1.0)
-    assert columns.falls("spread")
     assert (columns.label("spread"), columns.short("spread")) == ("spread of tokens", "spread")
-    assert "- `spread`: largest spread of a token (0 to 1, falls, in steps: largest)" in generate.columns_section()
+    assert "- `spread`: largest spread of a token (0 to 1, in steps: largest)" in generate.columns_section()
     assert "largest of the updates" in columns.TABLES["steps"]["spread"].meaning
 
 
 def test_unknown_column_has_no_bounds_and_its_name_as_label() -> None:
     assert columns.bounds("ratio") is None
     assert columns.label("ratio") == columns.short("ratio") == "ratio"
-    assert not columns.falls("ratio")
 
 
 def test_column_names_are_unique_within_a_table() -> None:

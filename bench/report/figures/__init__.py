@@ -126,7 +126,6 @@ _LIST = [
                varies_one=tuple(routing.SIZES), records=_MOMENTS,
                only=("algorithm", "routing", "engine", *routing.SIZES), rule=_has_one_model),
     FigureSpec("fig12", "frontier", stability.frontier, "frontier", takes=_FRONTIER),
-    FigureSpec("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "warnings")),
     FigureSpec("fig14", "dose_response", points.dose_response, "dose",
                varies=("strength",), records=_KL, only=(*_LINE, "model", "strength"),
                rule=_has_one_engine),

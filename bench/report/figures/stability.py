@@ -1,4 +1,4 @@
-"""Figures of stability: survival curves, the frontier, the gain around it, and early warnings."""
+"""Figures of stability: survival curves, the frontier, and the gain around it."""
 
 from typing import Any
 
@@ -146,36 +146,3 @@ def _grids(
     shrink = min(0.9, 3 / figure.get_figheight())
     figure.colorbar(image, ax=axes[: len(names)], label=label, shrink=shrink)
     return figure, dict(zip(names, axes, strict=False))
-
-
-def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> DataFigure:
-    """How early a metric tells that a run will collapse: detected collapses against false alarms.
-
-    ``roc`` has metric, false_alarms, detected. ``warnings`` has metric, area (an ``Estimate``), and the numbers of
-    stable and of collapsed runs, the largest area first.
-    """
-    with style.figure_style():
-        figure, (axis,) = style.panels(1, 1, 3.9)
-        axis.set_ylabel("collapses detected (share)")
-        axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=(0, (1, 2)))
-        for index, row in enumerate(warnings.to_dict("records")):
-            metric, area = row["metric"], row["area"]
-            curve = roc[roc["metric"] == metric].sort_values(["false_alarms", "detected"])
-            name = f"{metric.replace('_', ' ')} {area.mean:.2f}"
-            name += "" if np.isnan(area.low) else f" [{area.low:.2f}, {area.high:.2f}]"
-            look = looks.look(index)
-            shape = {"linestyle": look.dashes, "color": look.colour}
-            axis.plot(curve["false_alarms"], curve["detected"], linewidth=1.2, label=name, **shape)
-            shown = curve.rename(columns={"false_alarms": "x", "detected": "mean"})
-            style.note(axis, metric, shown[["x", "mean"]].assign(area=area.mean, low=area.low, high=area.high))
-        axis.set_xlabel("false alarms (share of stable runs)")
-        axis.set_aspect("equal")
-        axis.set_xlim(-0.02, 1.02)
-        axis.set_ylim(-0.02, 1.02)
-        stable, collapsed = warnings["stable"].tolist(), warnings["collapsed"].tolist()
-        text = (
-            "Each threshold of a metric is a point; next to its name the area under the curve and its nominal 95 % "
-            "interval; dotted: chance. All arms together; no smoothing. "
-            f"n = {style.span(stable)} stable and {style.span(collapsed)} collapsed runs."
-        )
-        return style.finish(figure, axis, text)

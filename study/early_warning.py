@@ -1,4 +1,4 @@
-"""Early warning: whether a metric crosses a threshold before a run collapses, and how many steps before.
+"""Early warning: whether a metric tells, before a run collapses, that it will.
 
 ``steps`` is ``archive.steps``: arm, seed, step, metric, value. ``runs`` has one row per run: arm, seed, and
 ``collapsed`` (the step of its collapse, or nan). All runs of a seed share a cold start and depend on each other, so
@@ -7,7 +7,6 @@ every interval treats a seed with all its runs as one replicate.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -16,27 +15,10 @@ from steadymoe.bench.statistics.comparisons import newcombe, superiority
 from steadymoe.bench.statistics.estimates import (
     LEVEL,
     MIN_FOR_INTERVAL,
-    POSITIVE,
     Estimate,
-    clustered_share,
-    over_seeds,
     t_quantile,
     within,
 )
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """A threshold on one metric, and how well it warns."""
-
-    threshold: float
-    """On the metric's own scale. A value above it is a warning; for a falling metric a value below it."""
-    false_alarms: Estimate
-    """The share of the n stable runs that cross the threshold."""
-    detected: Estimate
-    """The share of the n collapsing runs that cross the threshold before the collapse."""
-    lead: Estimate
-    """Steps from the first crossing to the collapse: the mean over a seed's detected runs, then over n seeds."""
 
 
 def extremes(
@@ -80,22 +62,8 @@ def of_seeds(
     return worst
 
 
-def roc(extremes: pd.DataFrame) -> pd.DataFrame:
-    """The ROC curve: threshold, false_alarms, detected; the shares of stable and collapsing runs above the threshold.
-
-    The threshold is on the scale of ``extremes``, the strictest first. The first point is (0, 0) and the last (1, 1).
-    """
-    stable = extremes.loc[extremes["collapsed"].isna(), "extreme"].to_numpy(float)
-    falling = extremes.loc[extremes["collapsed"].notna(), "extreme"].to_numpy(float)
-    if not len(stable) or not len(falling):
-        return pd.DataFrame(columns=["threshold", "false_alarms", "detected"])
-    levels = np.unique(np.concatenate([stable, falling]))[::-1]
-    rows = [(level, (stable > level).mean(), (falling > level).mean()) for level in levels]
-    return pd.DataFrame([*rows, (-np.inf, 1.0, 1.0)], columns=["threshold", "false_alarms", "detected"])
-
-
 def area(extremes: pd.DataFrame) -> float:
-    """Return the area under ``roc``: the probability that a collapsing run looks worse beforehand than a stable one.
+    """Return the area under the ROC curve: the probability that a collapsing run looks worse before than a stable one.
 
     nan without stable or without collapsing runs.
     """
@@ -134,37 +102,6 @@ def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, *, falls: bool = F
     if not error > 0:
         return Estimate(found, *newcombe(found, *(whole.loc[each, "seed"].nunique() for each in (gone, ~gone))), n)
     return Estimate(found, *within(found, t_quantile(LEVEL, n - 1) * error, (0.0, 1.0)), n)
-
-
-def alarm(
-    steps: pd.DataFrame, runs: pd.DataFrame, metric: str, false_alarm_rate: float, *, falls: bool = False
-) -> Alarm | None:
-    """The lowest threshold that at most ``false_alarm_rate`` of the stable runs cross, and the collapses it detects.
-
-    None without stable or without collapsing runs. The same runs choose and judge the threshold, so new runs give more
-    false alarms: with n stable runs the rate is higher by up to 1/(n + 1).
-    """
-    worst = extremes(steps, runs, metric, falls=falls)
-    gone = worst["collapsed"].notna()
-    if gone.all() or not gone.any():
-        return None
-    stable = np.sort(worst.loc[~gone, "extreme"].to_numpy(float))
-    allowed = int(np.floor(false_alarm_rate * len(stable) + 1e-9))  # 0.29 of 100 is 29
-    threshold = stable[len(stable) - 1 - allowed] if allowed < len(stable) else -np.inf
-    early = _while_early(steps, runs[runs["collapsed"].notna()], metric, 1, falls)
-    first = early[early["alarm"] > threshold].groupby(["arm", "seed"])[["step", "collapsed"]].min()
-    return Alarm(
-        threshold=float(-threshold if falls else threshold),
-        false_alarms=_share(worst[~gone], threshold),
-        detected=_share(worst[gone], threshold),
-        lead=over_seeds((first["collapsed"] - first["step"]).groupby("seed").mean().tolist(), bounds=POSITIVE),
-    )
-
-
-def _share(runs: pd.DataFrame, threshold: float) -> Estimate:
-    """The share of ``runs`` whose ``extreme`` is above a threshold; seeds are the clusters of the interval."""
-    beyond = (runs["extreme"] > threshold).groupby(runs["seed"]).agg(["sum", "count"])
-    return clustered_share(beyond["sum"].tolist(), beyond["count"].tolist())
 
 
 def _horizon(runs: pd.DataFrame, least_lead: int) -> float:
