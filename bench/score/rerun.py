@@ -6,6 +6,7 @@ accuracy is measured here. docs/your_algorithm.md says what this catches.
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -45,9 +46,9 @@ _LONGEST = 2**16
 
 def seeds(commit: str) -> list[int]:
     """Return the seeds that follow from a commit's hash. Raises BadEntry if it is none."""
-    if not 7 <= len(commit) <= 64 or not set(commit) <= set("0123456789abcdef"):
+    if not re.fullmatch("[0-9a-f]{7,64}", commit, re.IGNORECASE):
         raise BadEntry(f"--commit must be a hash of seven or more hexadecimal digits, got {commit}")
-    digests = (hashlib.sha256(f"{commit} {number}".encode()).hexdigest() for number in range(_SEEDS))
+    digests = (hashlib.sha256(f"{commit.lower()} {number}".encode()).hexdigest() for number in range(_SEEDS))
     return [_LEAST + int(digest[:8], 16) for digest in digests]
 
 

@@ -51,6 +51,9 @@ def main(words: list[str]) -> int:
         record.begin(None)
         record.end(diverged, {"steps": steps})
     names = ", ".join(ours if ours == theirs else f"{ours} ({theirs})" for ours, theirs in log.names.items())
+    if diverged is not None:
+        what = "diverged" if diverged["reason"] == "not finite" else "collapsed"
+        notes.append(f"the run {what} at step {diverged['step']}: {diverged['reason']}")
     for line in (f"read {len(steps)} steps of {arguments.file.name}: {names}", *log.notes, *notes, f"wrote {folder}"):
         print(visible(line))
     return 0

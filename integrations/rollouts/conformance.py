@@ -44,6 +44,8 @@ def check(folder: Path, answers: Path) -> list[Finding]:
 
     A tensor that is missing, of another shape or not finite fails the properties that need it.
     """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; name that of the conformance fixture with --fixture")
     theirs, expected = read(answers), read(folder / ROLLOUTS) | read(folder / EXPECTED)
     try:
         return list(findings(sequences(expected), expected, theirs))

@@ -162,8 +162,9 @@ def test_a_collapse_and_a_divergence_are_found(tmp_path: Path, steady: Steady) -
     rows = verl_rows(steps=200)
     for row in rows[101:]:
         row["data"]["critic/score/mean"] = 0.01
-    steady("import", write_jsonl(tmp_path / "a.jsonl", rows), *NAMES, "--results", tmp_path / "collapsed")
+    out = steady("import", write_jsonl(tmp_path / "a.jsonl", rows), *NAMES, "--results", tmp_path / "collapsed")[1]
     facts = facts_of(tmp_path / "collapsed")[1]
+    assert f"the run collapsed at step {facts['diverged']['step']}: reward\n" in out
     assert (facts["status"], facts["diverged"]["reason"]) == ("collapsed", "reward")
     assert 101 <= facts["diverged"]["step"] <= 130
     rows = verl_rows()
@@ -172,6 +173,7 @@ def test_a_collapse_and_a_divergence_are_found(tmp_path: Path, steady: Steady) -
         row["data"]["actor/pg_loss"] = None
     out = steady("import", write_jsonl(tmp_path / "b.jsonl", rows), *NAMES, "--results", tmp_path / "diverged")[1]
     assert "grad_norm of step 7 is not finite" in out
+    assert "the run diverged at step 31: not finite\n" in out
     folder, facts = facts_of(tmp_path / "diverged")
     assert facts["diverged"] == {"reason": "not finite", "step": 31, "update": None}
     assert facts["config"]["steps"] == STEPS

@@ -156,7 +156,7 @@ def test_entry_cannot_take_the_name_of_a_recorded_loss(tmp_path: Path) -> None:
 
 
 def test_seeds_follow_from_the_commit_and_are_fresh() -> None:
-    assert rerun.seeds("1a2b3c4d") == rerun.seeds("1a2b3c4d") != rerun.seeds("1a2b3c4e")
+    assert rerun.seeds("1a2b3c4d") == rerun.seeds("1A2B3C4D") != rerun.seeds("1a2b3c4e")
     assert min(rerun.seeds("1a2b3c4d")) >= 10**6
     for commit in ("main", "1a2b", "1a2b3c4d; rm"):
         with pytest.raises(BadEntry, match="--commit must be a hash"):
