@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from steadymoe.bench.runs import identity
-from steadymoe.bench.runs.record import Record
+from steadymoe.bench.runs.record import Record, ended
 from steadymoe.bench.statistics.collapse import FINITE
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
@@ -52,8 +52,7 @@ def main(words: list[str]) -> int:
         record.end(diverged, {"steps": steps})
     names = ", ".join(ours if ours == theirs else f"{ours} ({theirs})" for ours, theirs in log.names.items())
     if diverged is not None:
-        what = "diverged" if diverged["reason"] == "not finite" else "collapsed"
-        notes.append(f"the run {what} at step {diverged['step']}: {diverged['reason']}")
+        notes.append(f"the run {ended(diverged)} at step {diverged['step']}: {diverged['reason']}")
     for line in (f"read {len(steps)} steps of {arguments.file.name}: {names}", *log.notes, *notes, f"wrote {folder}"):
         print(visible(line))
     return 0

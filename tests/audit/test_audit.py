@@ -281,7 +281,7 @@ REFUSED = {
     "audit.groups=5": "must divide",
     "audit.groups=24": "at least twice",
     "microbatch=4": "microbatch=null",
-    "task.max_operands=2 task.modulus=3 --dry": "different prompts",
+    "model=micro task=chain task.min_operands=2 task.max_operands=2 task.modulus=3 --dry": "different prompts",
     "routing.freeze=true": "routing.freeze",
     "rollout.shuffle_rewards=true": "rollout.shuffle_rewards",
     "optimizer.decay=0.5": "optimizer.decay",
