@@ -88,7 +88,9 @@ def read(overrides: Sequence[str]) -> CheckedAlgorithm:
     for word in overrides:
         key = key_of(word)
         if key != "algorithm" and not key.startswith("algorithm."):
-            raise ConfigError(f"expected algorithm=NAME and overrides of its numbers, such as algorithm.loss.clip_low=0.1; got {word}")
+            raise ConfigError(
+                f"expected algorithm=NAME and its numbers, such as algorithm.loss.clip_low=0.1; got {word}"
+            )
     if (count := sum(word.startswith("algorithm=") for word in overrides)) != 1:
         raise ConfigError(f"expected one algorithm, algorithm=NAME, got {count or 'none'}")
     try:
