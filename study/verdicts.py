@@ -67,12 +67,12 @@ class Verdicts:
 
     def counts(self) -> str:
         """Return a sentence with the number of claims for each verdict of each leg."""
-        parts = []
+        parts, judged = [], sum(any(self.verdict(claim, leg) for leg in LEGS) for claim in CLAIMS)
         for leg, measured_on in zip(LEGS, ("runs", "gradients"), strict=True):
             counts = Counter(verdict for claim in CLAIMS if (verdict := self.verdict(claim, leg)))
             numbers = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
-            parts.append(f"of {sum(counts.values())} claims about {measured_on}: {numbers}")
-        return f"**O{'; '.join(parts)[1:]}.**"
+            parts.append(f"{sum(counts.values())} are about {measured_on}: {numbers}")
+        return f"**Of {judged} claims, {'; '.join(parts)}.**"
 
     # --- tables of outcomes and arms ----------------------------------------------------------------------------
 

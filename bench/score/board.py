@@ -1,7 +1,7 @@
 """The board: three numbers a loss, as Markdown and as a page; recorded by the suite, or an entry's.
 
 A board is a folder: entries below it, and ``verified/`` with what reruns found (``verified.json``) and their outcomes
-(``<hash of the algorithm>.csv``). An entry's own outcomes stand on the board as *own numbers* until it is rerun; one
+(``<hash of the algorithm>.csv``). An entry's own outcomes stand on the board as *unverified* until it is rerun; one
 that its rerun does not bear out is named below the table.
 """
 
@@ -32,23 +32,29 @@ from steadymoe.bench.support.text import markdown, visible
 _VERIFIED = "verified.json"
 # The losses of the picture, beside the two anchors.
 _SHOWN = (*ANCHORS, "grpo_unclipped", "vespo")
-CAPTION = (
-    "Each number: the value of a dial where a loss's mean held-out accuracy first falls below the line, in "
-    f"multiples of {REFERENCE}'s, with an uncorrected 95 % interval over paired seeds. The line: the start plus "
-    f"{SHARE:.0%} of what {REFERENCE} gains at its best value of the dial. Rate: the learning rate, at 64 updates "
-    f"per rollout. Staleness: updates per rollout, at four times {REFERENCE}'s best rate, where stale data do harm. "
-    "Mismatch: noise on the sampler's weights, at each loss's best rate. > x: never below the line on the grid, so "
-    "at least x. > grid: no upper end, because too many draws of the bootstrap are never below it. –: never rises "
-    "to the line. *: differs from 1 (t test on the logarithm, Holm-corrected over all losses on the dial). n: "
-    "seeds on the rate's dial; those beyond the first five were added after a look at these; the other dials have "
-    "five or more. Sampled and greedy: accuracy at the best rate, on the seeds all losses share; they helped "
-    "choose the rate, which biases it upwards, so it is not ranked. Headroom: the two factors of the rate's "
-    f"number: the loss's best rate over {REFERENCE}'s (the top of a parabola through its highest level and both "
-    "neighbours), and how far beyond that rate it goes. Smaller steps at every rate raise only the first. –: a "
-    "best rate is at an end of the grid, or the curve never falls below the line. A loss has the advantage of "
-    f"{REFERENCE}; a recipe has another, or corrections. With state: a loss that remembers other batches and so can "
-    "hide a schedule."
-)
+TERMS = {
+    "number": f"The value of a dial where a loss's mean held-out accuracy first falls below the line, in multiples of "
+    f"{REFERENCE}'s, with an uncorrected 95 % interval over paired seeds.",
+    "line": f"The start plus {SHARE:.0%} of what {REFERENCE} gains at its best value of the dial.",
+    "rate": "The learning rate, at 64 updates per rollout.",
+    "staleness": f"Updates per rollout, at four times {REFERENCE}'s best rate, where stale data do harm.",
+    "mismatch": "Noise on the sampler's weights, at each loss's best rate.",
+    "*": "The number differs from 1: t test on the logarithm, Holm-corrected over all losses on the dial.",
+    "> x": "The loss never falls below the line on the grid, so its number is at least x.",
+    "> grid": "The interval has no upper end, because too many draws of the bootstrap never fall below the line.",
+    "–": "The loss never rises to the line. Under Headroom: a best rate is at an end of the grid, or the curve never "
+    "falls below the line.",
+    "n": "Seeds on the rate's dial; those beyond the first five were added after a look at these. The other dials have "
+    "five or more.",
+    "sampled, greedy": "Accuracy at the best rate, on the seeds all losses share. They helped choose the rate, which "
+    "biases it upwards, so it is not ranked.",
+    "headroom": f"How far beyond its best rate a loss goes until it falls below the line, over the same for "
+    f"{REFERENCE}. The other factor of the rate's number is the best rate over {REFERENCE}'s (the top of a parabola "
+    "through the highest level and its neighbours); smaller steps at every rate raise only that.",
+    "recipe": f"A loss has {REFERENCE}'s advantage; a recipe changes it, or something else around the loss.",
+    "unverified": "An entry's own numbers, not measured again.",
+    "with state": "The loss remembers other batches, which could hide a schedule.",
+}
 
 
 def verify(folder: Path, commit: str, to: Path) -> bool:
@@ -116,7 +122,7 @@ def standings(board: Path) -> list[Standing]:
         found.append(Standing(score, _shipped_kind(score.loss), "recorded", date))
     for each in entries(board):
         if (verdict := verdicts.get(each.digest)) is None:
-            own, whose = each.outcomes(), "own numbers"
+            own, whose = each.outcomes(), "unverified"
         elif verdict["problem"]:
             continue
         else:
@@ -214,7 +220,9 @@ def write_board(board: Path) -> list[Path]:
     paths = draw(shown, board)
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
     picture = "![Held-out accuracy over three dials](profile.png)"
-    text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{' '.join(map(markdown, lines))}\n\n{CAPTION}\n"
+    terms = "\n".join(f"- **{markdown(term)}**: {markdown(text)}" for term, text in TERMS.items())
+    notes = f"{' '.join(map(markdown, lines))}\n\n## How to read this\n\n{terms}"
+    text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{notes}\n"
     html = page(f"Board of {VERSION}", shown, groups, lines, REFERENCE)
     return [*paths, *write.files(board, {"board.md": text, "board.html": html})]
 
@@ -252,6 +260,6 @@ def page(
         tables=dict(tables),
         own=visible(own),
         notes=[visible(note) for note in notes],
-        caption=CAPTION,
+        terms=TERMS,
         command=visible(command),
     )

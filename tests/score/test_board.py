@@ -46,7 +46,7 @@ def rows(folder: Path) -> pd.DataFrame:
 def test_entry_is_listed_with_its_own_numbers_until_verified(tmp_path: Path) -> None:
     found = entry.read(write(tmp_path))
     shown = rows(tmp_path).set_index("loss")
-    assert shown.loc["mine", "numbers"].startswith("own numbers")
+    assert shown.loc["mine", "numbers"].startswith("unverified")
     (mine, *_) = outcomes.scores(found.outcomes())
     assert shown.loc["mine", "rate × grpo"].split()[0] == f"{mine.borne['rate'].ratio:.2f}"
     verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "", "label": "with state"}}
@@ -68,7 +68,7 @@ def test_entry_is_listed_with_its_own_numbers_until_verified(tmp_path: Path) -> 
     assert "Not verified: mine, check refuses it." in (tmp_path / "board.md").read_text()
     # Another loss under the same name was not verified.
     (tmp_path / "mine" / "conf" / "algorithm" / "mine.yaml").write_text(GRPO + "# changed\n")
-    assert rows(tmp_path).set_index("loss").loc["mine", "numbers"].startswith("own numbers")
+    assert rows(tmp_path).set_index("loss").loc["mine", "numbers"].startswith("unverified")
 
 
 def test_history_lists_each_new_leader(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_twelve_losses_short_and_long_match_the_runs() -> None:
     apart = interval(over_seeds((ends["topr"] - ends[REFERENCE]).tolist()))
     assert all(f"{apart} above GRPO" in page for page in (text, QUESTIONS))
     taus = bearable.agreement(pd.concat([short, long]), [loss for loss in names if loss != REFERENCE])
-    assert all(interval(tau, 2) in page for tau in taus for page in (text, QUESTIONS, README))
+    assert all(interval(tau, 2) in page for tau in taus for page in (text, QUESTIONS))
 
 
 def test_settings_table_matches_the_runs() -> None:
@@ -338,7 +338,7 @@ def test_settings_table_matches_the_runs() -> None:
     assert larger is not None
     for factor in (larger.own_best, larger.headroom):
         assert interval(factor, digits=2) in text
-    assert all(row[5] in page for row in rows[1:] for page in (QUESTIONS, README))
+    assert all(row[5] in QUESTIONS for row in rows[1:])
 
 
 def test_decaying_rate_table_matches_the_runs() -> None:
@@ -544,11 +544,13 @@ def test_committed_board_matches_the_recorded_outcomes(tmp_path: Path) -> None:
 
 def test_readme_numbers_match_the_board() -> None:
     scores = {each.loss: each for each in outcomes.scores(standard.recorded())}
-    for loss in ("rspo_gspo", "gmpo", "gspo", "grpo_unclipped", "cispo", "sapo"):
+    for loss in ("gspo", "grpo_unclipped"):
         number = scores[loss].borne[RATE.name]
         assert number is not None
         assert str(number) in README
         assert scores[loss].decided[RATE.name]
+    assert f"TOPR at {scores['topr'].borne[RATE.name].ratio:.2f}" in README  # type: ignore[union-attr]
+    assert max(scores.values(), key=lambda each: each.borne[RATE.name].ratio).loss == "topr"  # type: ignore[union-attr]
     number = scores["gspo"].borne["mismatch"]
     assert number is not None
     assert str(number) in README

@@ -311,7 +311,7 @@ def test_score_end_to_end(small: Path, score: Score, scored: str) -> None:
     assert "staleness and mismatch: 0 to run" in out
     assert "minutes" not in out
     assert submitted(score).files == ["conf/algorithm/same.yaml"]
-    assert "own numbers, n = 2" in board.rows(board.standings(Path("boards")))["numbers"].tolist()
+    assert "unverified, n = 2" in board.rows(board.standings(Path("boards")))["numbers"].tolist()
     assert score("algorithm=same", "--submit", "boards/same", "--paper", "none")[2].startswith("steadymoe: boards/same")
 
 
