@@ -55,7 +55,7 @@ def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _with_vectors(weights: tuple[str, ...]) -> tuple[str, ...]:
     if "vectors" not in weights:
-        raise ValueError("must hold vectors (norms, biases): Muon steps matrices alone")
+        raise ValueError("must include vectors (norms, biases), because Muon updates matrices only")
     return _unique(weights)
 
 

@@ -135,7 +135,9 @@ def check(config: Mapping[str, Any]) -> Shape:
         reason = " ".join(str(error).split())
         raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {reason}") from error
     if moe_layers and (top_k is None or experts is None):
-        raise ValueError(f"{cls.__name__} has its top-k or its number of experts in a field that models/build.py lacks")
+        raise ValueError(
+            f"{cls.__name__} names its top-k or number of experts in a field that models/build.py does not know"
+        )
     for key in (_ROUTER_DTYPE, _ROUTER_SCALE):
         if config.get(key) is not None and not moe_layers:
             raise ValueError(f"model.config.{key} is for routers, but this model is dense; leave it out")

@@ -29,7 +29,7 @@ class OutsideContractError(ValueError):
     """A family breaks the contract; the message is one line and names the reason."""
 
     def __init__(self, config: type[PreTrainedConfig], reason: str) -> None:
-        super().__init__(f"{config.__name__} is outside the contract of routers and experts (docs/models.md): {reason}")
+        super().__init__(f"{config.__name__} is not a supported family (docs/models.md): {reason}")
 
 
 def moe_layers(config: PreTrainedConfig) -> int:

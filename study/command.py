@@ -28,8 +28,8 @@ _HELP = """Verdicts of the reference study on what papers claim, from its record
   python -m study run NAME ...                 run some of them: python -m study run --help"""
 _RUN_HELP = """Run experiments of the reference study in order; without a NAME, all of them. `python -m study list` has
 their names and the names of their parts. Rerunning the command skips finished runs and resumes interrupted ones. Other
-flags and overrides are those of `steadymoe run`. An override replaces its key in every sweep of an experiment; a sweep
-that fixes another value is left out. Overrides of everything that a sweep varies select that sweep:
+flags and overrides are those of `steadymoe run`. An override replaces its key in every sweep of an experiment; sweeps
+that fix it to another value are skipped. Overrides of all keys that a sweep varies select that sweep alone:
 
   python -m study run study study_paper --dry
   python -m study run gates_stale algorithm=gspo seed=200

@@ -61,7 +61,7 @@ WRONG = {
     "--info algorithm=gspo": "invalid choice: 'algorithm=gspo'",
     "+foo=1": "unknown key `foo`",
     "optimizer=adam": "there is no optimizer 'adam'; choose from adamw, muon, sgd, sign",
-    "optimizer.kind=muon": "optimizer.kind is fixed by the name of the optimizer",
+    "optimizer.kind=muon": "optimizer.kind cannot be overridden",
     "hydra.nope=3": "Hydra's own settings",
     f"cold_start.path={ROOT}/pyproject.toml": "not a safetensors file",
     "results_dir=/proc/nowhere": "cannot be written",
@@ -82,7 +82,7 @@ WRONG = {
     "algorithm=dppo algorithm.loss.top_k=2.5": "DPPO: top_k must be a whole number or null",
     "algorithm=rspo_grpo algorithm.loss.clip_low=0.1": "the host's own are host.",
     "algorithm=gspo algorithm.loss.epsilon_high=0.1": "did you mean clip_high?",
-    "optimizer=muon optimizer.adamw.weights=[head]": "`optimizer.adamw.weights` must hold vectors",
+    "optimizer=muon optimizer.adamw.weights=[head]": "`optimizer.adamw.weights` must include vectors",
     "optimizer=muon optimizer.adamw.weights=[vectors,biases]": "must be 'embeddings', 'head', 'routers'",
     "optimizer=sgd optimizer.beta1=0.9": "optimizer=sgd has no beta1; choose from",
     "optimizer=muon routing=pr2": "routing=pr2: predictor_learning_rate is a rate for AdamW",
@@ -191,7 +191,7 @@ def test_dry_run_prints_runs_and_minutes_and_writes_nothing(
     words = ["run", "--dry", *SMALL, f"results_dir={tmp_path}/made", "-m", "seed=0,1,2,3", "hydra.launcher.n_jobs=2"]
     said = ran(*words).splitlines()
     assert said[0] == "4 runs: 4 to run"
-    assert said[1].startswith("minutes: unknown")
+    assert said[1].startswith("time: unknown")
     assert files() == {}
     monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
@@ -206,7 +206,7 @@ def test_dry_run_prints_runs_and_minutes_and_writes_nothing(
     said = ran(*words).splitlines()
     assert said[0] == "4 runs: 1 damaged (rerun; the old files are kept), 1 finished (skipped), 2 to run"
     # Three runs of six steps of 100 seconds, two at once.
-    assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of finished runs")
+    assert said[1].startswith("time: about 15.0 minutes, 2 at once, at the pace of finished runs")
     assert said[2] == "cold starts: 3 to train, not in this estimate; 0 cached"
     for number, line in enumerate(said[4:], start=1):
         assert f"seed={number}, learning rate 0.001: " in line
@@ -214,7 +214,7 @@ def test_dry_run_prints_runs_and_minutes_and_writes_nothing(
     assert len(said) == 7
     said = ran(*words, "seed=range(1,31)").splitlines()
     assert (len(said), said[-1]) == (25, "… and 10 more")
-    assert "minutes: unknown" in ran(*words, "rollout.responses=16")
+    assert "time: unknown" in ran(*words, "rollout.responses=16")
     assert files() == before
 
 
@@ -470,8 +470,8 @@ def test_progress_shows_best_reward_and_cold_start(tmp_path: Path, monkeypatch: 
         stop.set()
         thread.join()
     first, *_, second = shown.getvalue().splitlines()
-    assert first == "[0/1] grpo seed=0: cold start, 25 updates, accuracy 0.12, 0 needed, about 2:10 left of it"
-    assert second.endswith("50 updates, accuracy 0.25, 0 needed, about 1:01 left of it")
+    assert first == "[0/1] grpo seed=0: cold start, 25 updates, accuracy 0.12, 0 needed, about 2:10 of it left"
+    assert second.endswith("50 updates, accuracy 0.25, 0 needed, about 1:01 of it left")
     shutil.rmtree(made.folder)
     assert execute.execute(made) == "finished"
     best = record.known(made.folder)["progress"]["best_reward"]

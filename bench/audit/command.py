@@ -12,7 +12,7 @@ from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 
-_MEASURE = """Measure the gradients of many losses on the same frozen rollouts, after k neutral updates.
+_MEASURE = """Measure the gradients of many losses on the same frozen rollouts, after k updates by GRPO without a clip.
 
   steadymoe audit experiment=audit seed=300,301 'audit.algorithms=[grpo,gspo]'
   steadymoe audit report --experiment audit           tables and figures over checkpoints

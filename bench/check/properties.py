@@ -164,7 +164,7 @@ def micro_batches(loss: PolicyLoss) -> str:
         same = _close(value, whole.loss.detach()) and _close(torch.cat([part_MT for part_MT, _ in parts]), whole_BT)
         needs |= not same or any(_differing(output.state, whole.state) for _, output in parts)
     if loss.traits.whole_minibatch:
-        return "refused by the trait whole_minibatch" + ("" if needs else ", though parts would add up here")
+        return "never split: the trait whole_minibatch is set" + ("" if needs else ", although parts would add up here")
     if needs:
         raise CheckFailed(
             "the losses, gradients or states of parts do not add up to the whole: divide by Batch.responses and "
@@ -186,7 +186,8 @@ def zero_advantage(loss: PolicyLoss) -> str:
         elif not _close(without_MT, whole["logprobs_BT"][others]):
             fault = fault or "a response with advantage 0 changes the gradient of others"
     if not loss.traits.zero_advantage_is_free:
-        return "not free, as the trait zero_advantage_is_free says" + ("" if fault else ", though it is free here")
+        said = "responses with advantage 0 count: the trait zero_advantage_is_free is False"
+        return said + ("" if fault else ", although leaving them out changes nothing here")
     if fault:
         raise CheckFailed(f"{fault}; if that is intended, set the trait zero_advantage_is_free to False")
     return "a response with advantage 0 has no gradient, and may be left out"

@@ -247,8 +247,8 @@ def refuse_to_lose(runs: pd.DataFrame, experiment: str, to: Path) -> None:
     if lost := sorted(old - new):
         algorithm, axes, seed = lost[0][1], lost[0][-2], lost[0][-1]
         raise UserError(
-            f"{path.parent} has the only copy of {len(lost)} of its {len(old)} runs (the first: "
-            f"{' '.join(filter(None, (algorithm, axes)))} seed={seed}); run them here, or move that folder away"
+            f"archiving would delete the only copy of {len(lost)} of the {len(old)} runs in {path.parent} (the first: "
+            f"{' '.join(filter(None, (algorithm, axes)))} seed={seed}); run them here first, or move that folder away"
         )
 
 

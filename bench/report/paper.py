@@ -132,7 +132,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--names",
         metavar="A=X,B=Y",
-        help='names in figures and tables (default: as in papers, GRPO; "" for the ones you type, grpo)',
+        help='names in figures and tables (default: those of papers, like GRPO; "" for those you type, like grpo)',
     )
     parser.add_argument("--style", metavar="SHEET", help="a matplotlib style sheet, file or name, over the default")
     parser.add_argument("--columns", type=int, choices=(1, 2), help="width of all figures, in columns of a page")

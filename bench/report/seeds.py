@@ -22,7 +22,7 @@ from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import shortened, visible
 
 _DESCRIPTION = """\
-Print how many seeds it takes to detect a difference of two arms, paired and unpaired, from logs (.csv or .jsonl).
+Print how many seeds it takes to detect a difference between two arms, paired and unpaired, from logs (.csv or .jsonl).
 
   steadymoe seeds --arm grpo grpo-seed*.csv --arm gspo gspo-seed*.csv --metric reward   # a file for each run
   steadymoe seeds runs.csv --last 0.1       # one file with the columns arm, seed, step and value
@@ -44,9 +44,9 @@ _LARGEST = 1e100
 _ROUNDING = 1e-12
 CAPTION = (
     f"Detectable: the smallest true difference that a two-sided t test at {ALPHA * 100:g} % finds with a probability "
-    f"of {POWER * 100:g} % with the seeds at hand. Seeds for a difference: per arm, for the same test, in brackets at "
-    "the ends of the 95 % interval of the spread, poorly known from few seeds. Paired: both arms run the same seeds. "
-    "r: correlation of the arms over shared seeds; pairing helps if it is positive."
+    f"of {POWER * 100:g} % with the seeds at hand. Seeds for a difference: the seeds per arm that this test needs; in "
+    "brackets, at the ends of the 95 % interval of the spread, which few seeds estimate poorly. Paired: both arms run "
+    "the same seeds. r: correlation of the arms over shared seeds; pairing helps if it is positive."
 )
 
 
@@ -95,14 +95,19 @@ def ends(logs: Logs, last: float = 0.0) -> dict[str, pd.Series]:
         ordered = [by_step[step] for step in sorted(by_step)]
         end = float(np.mean(ordered[-max(1, math.ceil(last * len(ordered))) :]))
         if not abs(end) <= _LARGEST:
-            raise UserError(f"{run.arm}, seed {run.seed} ends with {end}; give it a number or leave its arm out")
+            raise UserError(
+                f"{run.arm}, seed {run.seed}: the value to compare is {end}; fix the log or leave the arm out"
+            )
         arms[run.arm][run.seed] = end
     if not 2 <= len(arms) <= MAX_ARMS or len(logs.values) > MAX_RUNS:
         some = ", ".join(list(arms)[:MAX_ARMS])
-        raise UserError(f"2 to {MAX_ARMS} arms and up to {MAX_RUNS} runs are compared, got {len(arms)} arms: {some}")
+        raise UserError(
+            f"expected 2 to {MAX_ARMS} arms and at most {MAX_RUNS} runs, got {len(logs.values)} runs of {len(arms)} "
+            f"arms: {some}"
+        )
     if few := [arm for arm, seeds in arms.items() if len(seeds) < MIN_FOR_INTERVAL]:
         count = len(arms[few[0]])
-        need = f"a spread needs {MIN_FOR_INTERVAL}, in a column seed or one file each"
+        need = f"at least {MIN_FOR_INTERVAL} are needed: add a column `seed`, or give one file per run"
         raise UserError(f"{few[0]} has {'one seed' if count == 1 else f'{count} seeds'}; {need}")
     return {arm: pd.Series(seeds) for arm, seeds in arms.items()}
 
@@ -175,7 +180,7 @@ def read(files: Sequence[tuple[str | None, Path]], metric: str | None = None, st
                 raise UserError(f"{place}: the logs have more than {MAX_NUMBERS} numbers; give fewer")
             values[run][at] = number
     if not values:
-        raise UserError(f"the logs hold no {value}")
+        raise UserError(f"the logs have no value in column {value}")
     if repeated := count - sum(map(len, values.values())):
         notes.append(f"{repeated} values repeat a step of their run; the later one counts")
     lasts = {run: max(by_step) for run, by_step in values.items()}

@@ -29,7 +29,7 @@ CAPTION = (
     f"{tables.LAST_STEPS} rollouts. Start: held-out accuracy of the cold start; {LEVEL}: the last "
     "evaluation, 0 after a number that is not finite. Less best: the difference from the arm's best rate, seed by "
     f"seed. {tables.COLLAPSED} The highest of several levels is biased upwards: compare algorithms "
-    "at other seeds."
+    "on other seeds."
 )
 # What the runs that follow choose for themselves.
 _TUNED = (RATE, "seed", "experiment_name")
@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
     if not made or code == 130:
         return code
     for beyond in _beyond(made):
-        print(visible(f"the best rate is at an end of the grid, which is extended once: {beyond[-2]}"))
+        print(visible(f"the best rate is at an end of the grid; extending the grid once: {beyond[-2]}"))
         if (last := command.main([*redo, "-m", *beyond], made.extend)) == 130:
             return last
         code = max(code, last)
@@ -218,7 +218,7 @@ def verdict(its: pd.DataFrame, missing: str, prefix: str, words: Sequence[str]) 
     found += f"{LEVEL} {best[LEVEL]}, n = {best['n']}{lost}{missing}"
     if rate in (rates[0], rates[-1]):
         wider = [rates[0] / 2] * (rate == rates[0]) + rates + [rates[-1] * 2] * (rate == rates[-1])
-        return f"{found}; it is at an end of the grid, extend it: {RATE}={_text(wider, ',')}"
+        return f"{found}; it is at an end of the grid; rerun with {RATE}={_text(wider, ',')}"
     close = its.loc[its["close"], "learning rate"].tolist()
     if not close:
         return f"{found}; next: {prefix}{command_of([*words, f'{RATE}={_text([rate])}'])}"

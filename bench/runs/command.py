@@ -64,7 +64,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         _print(*(redo(runs) or ["none of these runs is stale; nothing to redo"]))
         states = _states(runs)
     if skipped := len(requested) - len(runs):
-        _print(f"--retry-failed skips {skipped} of {len(requested)} runs, which have not failed")
+        _print(f"--retry-failed skips {skipped} of {len(requested)} runs, which have neither failed nor finished")
     _print(*_notes(runs), *_skipped(runs, states), *_damaged(runs, states))
     waiting = [run for run in runs if not states[run.folder].has_ended]
     code = _launch(runs, waiting, flags) if waiting else 0
@@ -202,7 +202,7 @@ def redo(runs: Sequence[Run]) -> list[str]:
             with lifecycle.hold(run.folder):
                 if stale(run) == why:  # False if another process has begun it again meanwhile
                     place = lifecycle.archive_old_run(run.folder, Path(run.config.results_dir), "replaced")
-                    lines.append(f"rerun: {run.folder}, {why}; the old run is in {place}")
+                    lines.append(f"rerunning {run.folder} ({why}); the old run is in {place}")
         except Timeout:
             continue
     return lines
@@ -246,7 +246,7 @@ def _skipped(runs: Sequence[Run], states: States) -> list[str]:
 
 def _damaged(runs: Sequence[Run], states: States) -> list[str]:
     damages = {run.folder: states[run.folder].damage for run in runs}
-    return [f"damaged, rerun: {folder} ({why})" for folder, why in damages.items() if why is not None]
+    return [f"rerunning damaged {folder} ({why})" for folder, why in damages.items() if why is not None]
 
 
 def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:

@@ -21,7 +21,7 @@ _ACTIONS = {
     "failed": "failed (rerun)",
     "damaged": "damaged (rerun; the old files are kept)",
     "interrupted": "interrupted (resume)",
-    "running": "running (left to their process)",
+    "running": "running in another process (skipped)",
     **{status: f"{status} (skipped)" for status in record.ENDED},
 }
 
@@ -65,13 +65,13 @@ def _minutes(runs: Sequence[Run], states: States, processes: int | None) -> str:
     for run in runs:
         alike = paces.get(_cost(run.plain))
         if alike is None:
-            return f"minutes: unknown; no run with the settings of {run.folder.parent} has finished here"
+            return f"time: unknown; no run with the settings of {run.folder.parent} has finished on this CPU type here"
         state = states[run.folder]
         done = (state.facts.get("progress") or {}).get("step", 0) if state.status == "interrupted" else 0
         seconds += (run.config.steps - done) * sum(alike) / len(alike)
     at_once = min(len(runs), processes or 1)
     how = f"{at_once} at once" if processes is not None else "one after another"
-    return f"minutes: about {seconds / at_once / 60:.1f}, {how}, at the pace of finished runs with these settings"
+    return f"time: about {seconds / at_once / 60:.1f} minutes, {how}, at the pace of finished runs with these settings"
 
 
 def _cold_starts(runs: Sequence[Run]) -> list[str]:

@@ -75,7 +75,7 @@ def refuse(folder: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any
     if any(before.get(key) != now[key] for key in now if key.endswith("_hash")):
         found = identity.difference(before.get("config", {}), now.get("config", {}))
         raise ConfigError(
-            f"{folder} holds results of another config, {before.get('status')} ({found}); choose another "
+            f"{folder} holds results of another config (status {before.get('status')}; {found}); choose another "
             "experiment_name, or remove that folder"
         )
     if may_redo:

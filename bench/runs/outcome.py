@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 # How a run ends, and what the collapse rule says about it; docs/metrics.md, "Collapse", has the rule.
 TERMS = {
     "finished": "Reached its last step without a collapse.",
-    "collapsed": "The reward fell below half of its best, or entropy or gradient norm ran away, and did not recover "
-    "within the patience of the rule. The run continues to its last step.",
+    "collapsed": "The reward fell below half of its best, or, without a gain in reward, entropy collapsed or the "
+    "gradient norm exploded, and it stayed so for the patience of the rule. The run continues to its last step.",
     "diverged": "Loss, gradient or sampling distribution stopped being finite. The run ends there; tables count it as "
     "collapsed.",
     "falling": "Met a criterion of collapse when it ended, but not for long enough. Tables do not count it as "

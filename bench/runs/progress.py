@@ -96,7 +96,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
 
 def _line(state: dict[str, Any]) -> str:
     if state["cold_start_left"] is not None:
-        return f"{state['status']}, about {_clock(state['cold_start_left'])} left of it"
+        return f"{state['status']}, about {_clock(state['cold_start_left'])} of it left"
     if state["status"] in ("cold start", "loading"):
         return state["status"]
     return (

@@ -86,7 +86,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     """Return the ``run.json`` of a run folder, or None without one. Raises Damaged (a ValueError) if it is no run's."""
     facts = lifecycle.read(folder / "run.json", _FIELDS)
     if facts is not None and (why := _wrong(facts)) is not None:
-        raise Damaged(f"{folder / 'run.json'} has no valid {why}")
+        raise Damaged(f"{folder / 'run.json'}: invalid {why}")
     return facts
 
 
@@ -308,7 +308,7 @@ def _wrong_in(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Ite
             if max(lengths, default=0) > _MAX_BINS:
                 yield f"{column.name} has more than {_MAX_BINS} bins"
         elif column.type == "string" and (values.isna().any() or values.str.len().max() > _LONGEST):
-            yield f"{column.name} must be a text of at most {_LONGEST} characters in every row"
+            yield f"{column.name} must be a string of at most {_LONGEST} characters in every row"
     numbers = [column.name for column in columns.TABLES[name].values() if column.type == "float64"]
     numbers += filter(columns.is_own, table.columns)
     # All at once: a call for each column takes most of the time in which a report reads.
@@ -319,7 +319,7 @@ def _wrong_in(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Ite
     if not table["step"].between(low, last).all():
         yield f"step must be a whole number from {low} to {last} in every row"
     if name in _KEYS and (table[_KEYS[name]].isna().any(axis=None) or table.duplicated(_KEYS[name]).any()):
-        yield f"{', '.join(_KEYS[name])} must be there, and no two rows may have the same"
+        yield f"every row needs its own {', '.join(_KEYS[name])}"
     end = facts["diverged"]["step"] if facts["diverged"] and facts["diverged"]["reason"] == "not finite" else math.inf
     if name == "steps":
         before = table[table["step"] < end]

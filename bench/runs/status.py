@@ -53,7 +53,7 @@ def lines(results: Path) -> list[str]:
         plan, why = lifecycle.planned(folder)
         if why is not None:
             lines.append(
-                f"{visible(folder.name)}: {visible(why)}; the next run rewrites it, unstarted runs are unknown"
+                f"{visible(folder.name)}: {visible(why)}; the next run replaces it; unstarted runs cannot be listed"
             )
         if states := states_of(folder):
             lines += _experiment_lines(folder, states, plan)
@@ -98,7 +98,7 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
 
         if (fault := outcome.misaligned_run(run)) is not None:
             lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
-    lines += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
+    lines += [f"  {unknown[why]} finished runs may be stale, which cannot be told: {visible(why)}" for why in unknown]
     return lines
 
 

@@ -129,4 +129,4 @@ def check_names(
     for key in keys:
         if flat.get(key) != reference.get(key):
             group = key.partition(".")[0]
-            raise ConfigError(f"{key} is fixed by the name of the {group}; choose another {group} instead")
+            raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")

@@ -34,7 +34,7 @@ _EXAMPLES = """\
 examples:
   steadymoe score algorithm=vespo --quick      under ten minutes on two cores: the rate, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
-  steadymoe score algorithm=vespo              the whole score, half an hour; GRPO's and GSPO's once
+  steadymoe score algorithm=vespo              the full score, half an hour; later ones reuse GRPO and GSPO
   steadymoe score algorithm=mine --submit entries/mine --paper 2602.10693
   steadymoe score --verify entries/mine --commit 1a2b3c4 --board results/board
   steadymoe score --board results/board        draw the board
@@ -75,7 +75,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         "--quick", action="store_true", help="a first look: three learning rates, three seeds, next to GRPO"
     )
     parser.add_argument("--dry", action="store_true", help="print what would run and how long it takes, and stop")
-    parser.add_argument("--redo", action="store_true", help="replace runs made with other code or other numbers")
+    parser.add_argument("--redo", action="store_true", help="replace runs made with other code or another config")
     group = parser.add_argument_group("submit a finished score")
     group.add_argument("--submit", type=Path, metavar="FOLDER", help="write an entry of the board to this new folder")
     group.add_argument("--paper", metavar="TEXT", help="where the algorithm comes from (required)")
@@ -244,8 +244,7 @@ def _refuse(own: Arm, arms: Sequence[Arm], every: Mapping[str, Sequence[Run]], a
     older = [run for run in every[own.label] if _has_changed(run)]
     if older and not again:
         raise ConfigError(
-            f"{own.label} was scored with other numbers ({older[0].folder}); score it again with --redo, or give it "
-            "another name"
+            f"{own.label} was scored with another config ({older[0].folder}); score it again with --redo, or rename it"
         )
     runs.refuse_others([run for its in every.values() for run in its if run not in older], may_redo=again)
 
@@ -272,8 +271,8 @@ def _progress(arms: Sequence[Arm], every: Mapping[str, Sequence[Run]], quick: bo
     if missing:
         minutes = missing * facts["minutes"] / min(at, missing)
         lines.append(
-            f"about {minutes:.0f} minutes, {at} at once, and the cold starts; one run took {facts['minutes']} minutes "
-            f"of one core on {facts['machine']}"
+            f"about {minutes:.0f} minutes with {at} runs at once, plus cold starts; one run took "
+            f"{facts['minutes']} minutes on one core of {facts['machine']}"
         )
     return lines
 
@@ -311,11 +310,13 @@ def submit(overrides: Sequence[str], to: Path, paper: str, tuned: Path | None) -
     _refuse(own, arms, every, again=False)
     if len(own.overrides) > 1 and tuned is None:
         raise ConfigError(
-            "numbers on the command line are tuned: --tuned must name the table of the runs that chose them"
+            "numbers on the command line count as tuned; add --tuned FILE, the `run --tune` table that chose them"
         )
     later = (planned for *_, planned in _later(arms))
     if missing := _missing(itertools.chain(*(arm.runs(RATE) for arm in arms), *later)):
-        raise ConfigError(f"{own.label} is not fully scored, {missing[0].folder} is missing; run {_command(own)}")
+        raise ConfigError(
+            f"{own.label} is not fully scored: {missing[0].folder} has not finished; run: {_command(own)}"
+        )
     found = _outcomes(arms).replace({"loss": {own.label: own.name}})
     last = archive.load(_RESULTS, RATE.experiment)["runs"].iloc[-1]
     about = {"name": own.name, "words": shlex.join(own.overrides), "paper": paper}

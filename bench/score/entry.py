@@ -179,24 +179,24 @@ def _check(about: Any, files: set[str], readme: str) -> None:
     """Raise BadEntry for an ``entry.json`` or a README that lacks something."""
     for key in _TEXTS:
         if not isinstance(about, dict) or not isinstance(about.get(key), str) or len(about[key]) > _LONGEST:
-            raise BadEntry(f"{ABOUT}: {key} must be a text of at most {_LONGEST} characters")
+            raise BadEntry(f"{ABOUT}: {key} must be a string of at most {_LONGEST} characters")
     overrides = shlex.split(about["words"])
     chosen = [word.partition("=")[2] for word in overrides if word.startswith("algorithm=")]
     own = [name for name in files if _OWN_FILES.fullmatch(name)]
     yamls, suites = [name for name in own if name.endswith(".yaml")], names(presets=True)
     problems = {
-        f"standard must be {VERSION}, got {about['standard']}": about["standard"] != VERSION,
-        "name must consist of letters, digits and -_.@": not identity.is_name(about["name"]),
+        f"{ABOUT}: standard must be {VERSION}, got {about['standard']}": about["standard"] != VERSION,
+        f"{ABOUT}: name must consist of letters, digits and -_.@": not identity.is_name(about["name"]),
         f"the board has a loss named {about['name']}": about["name"] in set(standard.recorded()["loss"]),
-        "words may only choose an algorithm and its numbers": not all(map(_OVERRIDE.fullmatch, overrides)),
-        "words must choose one algorithm": len(chosen) != 1,
+        f"{ABOUT}: words may only choose an algorithm and its numbers": not all(map(_OVERRIDE.fullmatch, overrides)),
+        f"{ABOUT}: words must choose one algorithm": len(chosen) != 1,
         f"at most {MOST_TUNED} numbers may be tuned": len(overrides) > 1 + MOST_TUNED,
         f"tuned numbers need their table, {TUNING}": len(overrides) > 1 and TUNING not in files,
-        f"{README} needs a section {_IDEA}": _IDEA not in readme,
-        "its own files must be one YAML, for the algorithm in words, and modules; none for the suite's": yamls
-        != [f"conf/algorithm/{name}.yaml" for name in chosen if name not in suites]
+        f'{README} needs a section "{_IDEA}"': _IDEA not in readme,
+        "an entry of your own algorithm needs conf/algorithm/<its name>.yaml and may hold modules; one of a built-in "
+        "algorithm holds neither": yamls != [f"conf/algorithm/{name}.yaml" for name in chosen if name not in suites]
         or (bool(own) and not yamls),
     }
     for problem, is_so in problems.items():
         if is_so:
-            raise BadEntry(f"{ABOUT}: {problem}")
+            raise BadEntry(problem)

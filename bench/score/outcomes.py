@@ -149,9 +149,12 @@ def start(outcomes: pd.DataFrame) -> tuple[Estimate, Estimate]:
 def notes(found: Sequence[Score], outcomes: pd.DataFrame, own: str, quick: bool) -> list[str]:
     """Return what a reader of a score must know: the start, what was seen or could have been, what a star means."""
     sampled, greedy = start(outcomes)
-    lines = [f"Without training: {sampled} sampled, {greedy} greedy, n = {sampled.n}. A star: decided."]
+    lines = [f"Without training: {sampled} sampled, {greedy} greedy, n = {sampled.n}. *: decided."]
     if quick:
-        return [*lines, "A first look: three seeds decide nothing, and the grid is short. Whole: without --quick."]
+        return [
+            *lines,
+            "A first look: three seeds decide nothing, and the grid is short. Leave out --quick for the full score.",
+        ]
     (mine,) = [each for each in found if each.loss == own]
     for name, number in mine.borne.items() if own != REFERENCE else ():
         if number is not None and np.isfinite(least := smallest(number, len(found) - 1)):

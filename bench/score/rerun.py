@@ -85,12 +85,12 @@ def rerun(entry: Entry, commit: str) -> Verdict:
             checked = told.read(_LONGEST)
         print("\n".join(map(visible, checked.splitlines())), file=sys.stderr, flush=True)
         if refused:
-            return Verdict("check refuses it")
+            return Verdict("it fails `steadymoe check`")
         for loss, each in swept.items():
             if loss != REFERENCE:
                 shutil.copytree(place / REFERENCE / "cold_starts", place / loss / "cold_starts")
             if _steadymoe(place, entry, "run", "-m", *each):
-                return Verdict("its runs fail")
+                return Verdict("a run failed")
         drawn = secrets.randbits(62)  # nobody knows these prompts before the runs have ended
         found = [_measured(runs, reference, loss, drawn) for loss, runs in plans.items()]
         outcomes = pd.concat(found, ignore_index=True)
@@ -98,7 +98,7 @@ def rerun(entry: Entry, commit: str) -> Verdict:
         alone = [*words[entry.name], f"optimizer.learning_rate={best:g}", f"seed={fresh[0]}"]
         alone += ["rollout.shuffle_rewards=true", "experiment_name=shuffled"]
         if _steadymoe(place, entry, "run", *alone):
-            return Verdict("it fails with shuffled rewards", outcomes)
+            return Verdict("the run with shuffled rewards failed", outcomes)
         with composing(entry, place / "code"):
             shuffled = compose.plan(alone, with_parts=False)
         problem = _gains_without_reward(outcomes, _measured(shuffled, reference, entry.name, drawn))
@@ -112,9 +112,7 @@ def _gains_without_reward(outcomes: pd.DataFrame, shuffled: pd.DataFrame) -> str
     without = float((shuffled["sampled"] - shuffled["start"]).mean())
     if without <= max(0.0, _SHUFFLED * gain):
         return ""
-    return (
-        f"with shuffled rewards it gains {without:.3f}, and GRPO with rewards {gain:.3f}: it does not learn from them"
-    )
+    return f"with shuffled rewards it gains {without:.3f}, GRPO with real ones {gain:.3f}: rewards are not why it gains"
 
 
 @contextmanager

@@ -86,8 +86,8 @@ def refuse_other_settings(dial: Dial, runs: Sequence[Run], hashes: Mapping[str, 
         value = f"{value_of(dial, run):g}"
         if value in hashes and identity.config_hash(run.plain | {"seed": None, "start_from": None}) != hashes[value]:
             raise ConfigError(
-                f"{dial.experiment} has other numbers than {VERSION} was recorded with; a score needs the version of "
-                "steadymoe that has them"
+                f"experiment={dial.experiment} is not as it was recorded for {VERSION}; score with the version of "
+                "steadymoe that recorded it"
             )
 
 

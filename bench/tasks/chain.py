@@ -31,7 +31,7 @@ class Chain:
     def __post_init__(self) -> None:
         if not 2 <= self.min_operands <= self.max_operands:
             raise ValueError(
-                f"2 <= task.min_operands <= task.max_operands; got {self.min_operands} and {self.max_operands}"
+                f"2 <= task.min_operands <= task.max_operands must hold, got {self.min_operands}, {self.max_operands}"
             )
         if not 2 <= self.modulus <= 10:
             raise ValueError(f"task.modulus must be 2 to 10, since a value is one digit; got {self.modulus}")

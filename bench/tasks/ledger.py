@@ -36,7 +36,9 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_forks <= self.max_forks:
-            raise ValueError(f"1 <= task.min_forks <= task.max_forks; got {self.min_forks} and {self.max_forks}")
+            raise ValueError(
+                f"1 <= task.min_forks <= task.max_forks must hold, got {self.min_forks} and {self.max_forks}"
+            )
         for name in ("fillers", "spare_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"task.{name} must not be negative; got {getattr(self, name)}")

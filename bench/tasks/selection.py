@@ -29,7 +29,7 @@ class Selection:
     def __post_init__(self) -> None:
         refuse_bad_symbols(self.symbols)
         if not 1 <= self.passes < self.length:
-            raise ValueError(f"1 <= task.passes < task.length; got {self.passes} and {self.length}")
+            raise ValueError(f"1 <= task.passes < task.length must hold, got {self.passes} and {self.length}")
         if self.spare_tokens < 0:
             raise ValueError(f"task.spare_tokens must not be negative; got {self.spare_tokens}")
         if self.version != 1:

@@ -24,7 +24,9 @@ class Sort:
     def __post_init__(self) -> None:
         refuse_bad_symbols(self.symbols)
         if not 2 <= self.min_length <= self.max_length:
-            raise ValueError(f"2 <= task.min_length <= task.max_length; got {self.min_length} and {self.max_length}")
+            raise ValueError(
+                f"2 <= task.min_length <= task.max_length must hold, got {self.min_length} and {self.max_length}"
+            )
         if self.spare_tokens < 0:
             raise ValueError(f"task.spare_tokens must not be negative; got {self.spare_tokens}")
         if self.version != 1:

@@ -86,7 +86,7 @@ class Forwards:
         selected = forward(self.model, few, precision, forced_LBFK=none_forced).routes_LBFK
         assert selected is not None
         if not torch.equal(free, selected):
-            raise RuntimeError("a router returns other experts than it selects, or in another order")
+            raise RuntimeError("a router returns experts other than those it selected, or in another order")
 
     def split(self, rows_M: Tensor) -> list[MicroBatch]:
         """Return the micro-batches of a mini-batch; a single one if the loss needs the whole mini-batch."""

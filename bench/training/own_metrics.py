@@ -82,7 +82,7 @@ def _load(paths: tuple[Path, ...]) -> dict[str, Metric]:
                 raise
             raise ConfigError(f"{path}: {blame.one_line(error)}") from error
         if not isinstance(listed, list) or not all(isinstance(each, Metric) for each in listed):
-            raise ConfigError(f"{path} must have a list METRICS of steadymoe.bench.training.own_metrics.Metric")
+            raise ConfigError(f"{path} must define METRICS, a list of steadymoe.bench.training.own_metrics.Metric")
         for each in listed:
             if why := _wrong(each, metrics):
                 raise ConfigError(f"{path}: {why}")

@@ -146,7 +146,9 @@ def _advantages(bundle: Bundle, advantage: Any) -> Tensor:
     if advantage is None and bundle.advantages_BT is not None:
         return bundle.advantages_BT
     if advantage is None and bundle.responses < 2:
-        raise BadBundle("groups of one response have no advantage of their own: add a column advantages")
+        raise BadBundle(
+            "GRPO's advantage needs two responses or more per group; add a column advantages, or --advantage"
+        )
     lengths_PG = bundle.mask_BT.sum(-1).view(-1, bundle.responses)
     try:
         advantages_PG = (advantage or GroupMeanStd())(bundle.rewards_B.view(lengths_PG.shape), lengths_PG)

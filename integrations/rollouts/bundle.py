@@ -201,7 +201,7 @@ def _response(row: Mapping[str, Any]) -> dict[str, Any]:
     """Check one row; return its group, prompt, minibatches, reward, length, and its numbers per token, (T,) each."""
     group, prompt = row["groups"], row.get("prompt")
     if not isinstance(group, str) and type(group) is not int:
-        raise BadBundle(f"groups must be an integer or a text; got {reprlib.repr(group)}")
+        raise BadBundle(f"groups must be an integer or a string; got {reprlib.repr(group)}")
     rewards = row["rewards"] if isinstance(row["rewards"], list) else [row["rewards"]]
     tokens_W = _values(row["response"], "response") if "response" in row else None
     if tokens_W is None or "response_mask" in row:
@@ -210,7 +210,7 @@ def _response(row: Mapping[str, Any]) -> dict[str, Any]:
         mask_W = torch.ones_like(tokens_W)
     at = mask_W.nonzero().flatten().tolist()
     if not at or at[-1] - at[0] + 1 != len(at):
-        raise BadBundle(f"the response must be one run of 1 in its mask; it has {'a hole' if at else 'none'}")
+        raise BadBundle(f"response_mask must be 1 on one contiguous span; it has {'a gap' if at else 'no 1'}")
     numbers = {}
     for name in (*_LOGPROBS, "advantages"):
         if name not in row:

@@ -132,7 +132,7 @@ def findings(given: Sequences, expected: Mapping[str, Tensor], theirs: Mapping[s
 
     def forced() -> None:
         if (tensor("forced_logprobs_BT", expected_BT) - expected_BT).abs().max() < _APART:
-            raise CheckFailed("they change no log-probability: the routers' own choice is run")
+            raise CheckFailed("log-probabilities do not change, so the routers still choose for themselves")
         near("forced_logprobs_BT", other_BT, _APART, ~lacking_B)
 
     def gradients() -> None:
@@ -154,7 +154,7 @@ def findings(given: Sequences, expected: Mapping[str, Tensor], theirs: Mapping[s
         "the given weights give the expected routes": routes,
         "the last token of a response, and padding, have no route": unfed,
         "replay of the recorded routes is the identity": lambda: near("replayed_logprobs_BT", own(), _REORDERED),
-        "other routes that are replayed are run": forced,
+        "replaying other routes runs those experts": forced,
         "a token without a route is left to the router": lambda: near(
             "forced_logprobs_BT", other_BT, _APART, lacking_B
         ),

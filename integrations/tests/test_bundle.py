@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[Callable[[list[Row]], object], str, str]] = {
     "huge": (put("prompt", [2**70]), "row 3", "prompt"),
     "negative": (put("prompt", [-1]), "row 3", "prompt"),
     "group of a list": (put("groups", [1]), "row 3", "groups"),
-    "empty response": (put("response", []), "row 3", "one run of 1"),
+    "empty response": (put("response", []), "row 3", "one contiguous span"),
     "hole": (masked([1, 0, 1]), "row 3", "response_mask|a hole"),
     "mask of 2": (masked([2]), "row 3", "response_mask"),
     "group too small": (lambda rows: rows.pop(), "rollouts.jsonl", "one size"),

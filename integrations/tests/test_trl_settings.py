@@ -44,7 +44,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ({"routing": "r2", "dense": True}, "the model is dense"),
         ({"settings": {"epsilon": 0.3}}, "belongs to TRL's own loss"),
         ({"settings": {"loss_type": "grpo"}}, "belongs to TRL's own loss"),
-        ({"settings": {"use_vllm": True}, "correction": "tis"}, "two corrections at once"),
+        ({"settings": {"use_vllm": True}, "correction": "tis"}, "would correct twice"),
         ({"settings": {"use_vllm": True}}, "TRL's own correction"),
         ({"probe": -1}, "probe must be"),
         ({"settings": {"model_init_kwargs": {"distributed_config": {"tp_size": 2}}}}, "tp_size=2 processes share"),

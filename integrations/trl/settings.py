@@ -108,8 +108,10 @@ def check_settings(args: GRPOConfig, corrects: bool) -> None:
                 "and pass loss=steadymoe.algorithms.load(name, field=…)"
             )
     if args.use_vllm and args.vllm_importance_sampling_correction:
-        what = "two corrections at once" if corrects else "TRL's own correction, which steadymoe's loss would drop"
-        raise UserError(f"{what}: set vllm_importance_sampling_correction=False, and choose by correction=…")
+        what = "correct twice" if corrects else "be ignored by steadymoe's loss"
+        raise UserError(
+            f"vllm_importance_sampling_correction=True would {what}: set it to False, and choose by correction=…"
+        )
     if args.steps_per_generation % args.gradient_accumulation_steps:
         raise UserError(
             f"steps_per_generation={args.steps_per_generation} must be a multiple of "

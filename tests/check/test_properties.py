@@ -34,8 +34,8 @@ HELD |= {"up_grpo", "up_gspo"}
 NOT_FREE = {"gepo", "r2vpo", "r2vpo_fixed", "ipo@prime-rl-3418", "sat", "sat_gspo"}
 STATED = {
     "gradient": ("sg[…] held constant, as the docstring says", HELD),
-    "micro-batches": ("refused by the trait whole_minibatch", {"gepo", "m2po", "r2vpo", "sat", "sat_gspo"}),
-    "zero advantage": ("not free, as the trait zero_advantage_is_free says", NOT_FREE),
+    "micro-batches": ("never split: the trait whole_minibatch is set", {"gepo", "m2po", "r2vpo", "sat", "sat_gspo"}),
+    "zero advantage": ("responses with advantage 0 count: the trait zero_advantage_is_free is False", NOT_FREE),
     "memory": (properties.KEEPS_STATE, {"r2vpo"}),
     "ratio 1": ("a different gradient, as its docstring says: At ratio 1 the policy gradient is multiplied", {"gepo"}),
 }

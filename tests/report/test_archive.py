@@ -45,7 +45,9 @@ def test_archive_is_replaced_unless_that_loses_a_run(recorded: Path) -> None:
         assert path.read_bytes() == before
     shutil.rmtree(recorded / "runs" / "small" / "gspo")
     shutil.copytree(recorded / "runs" / "small", recorded / "runs" / "first")  # and is not kept either
-    with pytest.raises(UserError, match=r"small has the only copy of \d of its \d runs \(the first: gspo .*seed=\d+\)"):
+    with pytest.raises(
+        UserError, match=r"the only copy of \d of the \d runs in \S+small \(the first: gspo .*seed=\d+\)"
+    ):
         report_page.keep(recorded, None, kept)
     assert "gspo" in set(archive.load(kept, "small")["runs"]["algorithm"])
     assert archive.experiments(kept) == ["small"]

@@ -63,10 +63,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda folder: (folder / "run.json").write_text(""), "run.json cannot be read"),
     "garbage": (lambda folder: (folder / "run.json").write_bytes(b"\x93\xff\x00"), "run.json cannot be read"),
     "nested": (lambda folder: (folder / "run.json").write_text("[" * 100_000), "run.json cannot be read"),
-    "{}": (lambda folder: (folder / "run.json").write_text("{}"), "has no valid status"),
+    "{}": (lambda folder: (folder / "run.json").write_text("{}"), "invalid status"),
     "[]": (lambda folder: (folder / "run.json").write_text("[]"), "must hold an object, got list"),
-    "a status": (edited(status="happy"), "has no valid status"),
-    "a type": (edited(config=[]), "has no valid config"),
+    "a status": (edited(status="happy"), "invalid status"),
+    "a type": (edited(config=[]), "invalid config"),
     "an end": (edited(diverged={"step": "3"}), "has no valid diverged"),
 }
 
@@ -97,7 +97,7 @@ def test_command_in_status_restores_a_damaged_run(damage: str, finished: Path, t
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
     words = shlex.split(status.lines(tmp_path)[2].partition("rerun: steadymoe ")[2])
     said = ran(*words)
-    assert "damaged, rerun" in said
+    assert "rerunning damaged" in said
     assert "1 finished" in said
     (original,) = (path.parent for path in finished.glob("runs/**/run.json"))
     assert_same(original, folder)

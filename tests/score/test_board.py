@@ -61,11 +61,11 @@ def test_entry_is_listed_with_its_own_numbers_until_verified(tmp_path: Path) -> 
     # A rerun that found a problem, with outcomes or without, leaves no row, and the others stay.
     for name in ("verified.json", f"{found.digest}.csv"):
         (tmp_path / "verified" / name).unlink()
-    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "check refuses it", "label": ""}}
+    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "it fails `steadymoe check`", "label": ""}}
     (tmp_path / "verified" / "verified.json").write_text(json.dumps(verdicts))
     assert set(rows(tmp_path)["loss"]) == set(standard.recorded()["loss"])
     board.write_board(tmp_path)
-    assert "Not verified: mine, check refuses it." in (tmp_path / "board.md").read_text()
+    assert "Not verified: mine, it fails `steadymoe check`." in (tmp_path / "board.md").read_text()
     # Another loss under the same name was not verified.
     (tmp_path / "mine" / "conf" / "algorithm" / "mine.yaml").write_text(GRPO + "# changed\n")
     assert rows(tmp_path).set_index("loss").loc["mine", "numbers"].startswith("unverified")
@@ -91,11 +91,11 @@ def test_history_lists_each_new_leader(tmp_path: Path) -> None:
         ({"name": "vespo"}, "the board has a loss named vespo"),
         ({"words": "algorithm=mine model=tiny"}, "words may only choose"),
         ({"words": "algorithm=mine algorithm=grpo"}, "words must choose one"),
-        ({"words": "algorithm=grpo"}, "its own files must be one YAML"),
+        ({"words": "algorithm=grpo"}, "an entry of your own algorithm needs"),
         ({"words": "algorithm=mine algorithm.loss.clip_low=.1"}, "tuned numbers need their table"),
         ({"words": "algorithm=mine " + " ".join(f"algorithm.loss.a{n}=1" for n in range(4))}, "at most 3 numbers"),
-        ({"paper": "x" * 2000}, "paper must be a text"),
-        ({"machine": 3}, "machine must be a text"),
+        ({"paper": "x" * 2000}, "paper must be a string"),
+        ({"machine": 3}, "machine must be a string"),
     ],
 )
 def test_a_bad_entry_is_refused_in_one_line(changed: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_other_settings_than_the_recorded_ones_are_refused(
     changed = facts["hashes"] | {dial.name: dict.fromkeys(facts["hashes"][dial.name], "0")}
     monkeypatch.setattr(standard, "made", lambda: facts | {"hashes": changed})
     code, _, err = score("algorithm=sapo", "--dry")
-    assert (code, f"{dial.experiment} has other numbers" in err) == (2, True)
+    assert (code, f"experiment={dial.experiment} is not as it was recorded" in err) == (2, True)
     assert not list(tmp_path.iterdir())
 
 
@@ -256,7 +256,7 @@ def test_recording_keeps_results_recorded_elsewhere(small: Path, monkeypatch: py
     (to / standard.MADE).write_text(
         json.dumps(facts | {"hashes": {"rate": dict.fromkeys(facts["hashes"]["rate"], "0")}})
     )
-    with pytest.raises(ConfigError, match="has other numbers"):
+    with pytest.raises(ConfigError, match="is not as it was recorded"):
         recorded.record(small / "grpo-0", to)
 
 
@@ -362,7 +362,7 @@ def test_redo_replaces_outdated_runs_of_every_dial(small: Path, score: Score, mo
     yaml.write_text(yaml.read_text().replace("clip_high: 0.2", "clip_high: 0.3"))
     for words in ((), ("--submit", "boards/same", "--paper", "none")):
         code, _, err = score("algorithm=same", *words)
-        assert (code, "was scored with other numbers" in err) == (2, True)
+        assert (code, "was scored with another config" in err) == (2, True)
     code, _, err = score("algorithm=same", "--redo")
     assert code == 0, err
     assert len([line for line in err.splitlines() if line.startswith("rerun: ")]) == len(ours)
@@ -391,7 +391,7 @@ def test_tutorial_loss_is_scored_and_changed_numbers_need_redo(
     yaml.write_text(numbers.replace("clip_high: 0.2", "clip_high: 0.3"))
     code, _, err = score(*words)
     assert code == 2
-    assert "half_clipped was scored with other numbers" in err
+    assert "half_clipped was scored with another config" in err
     code, _, err = score(*words, "--redo")
     assert code == 0, err
     assert "another config (algorithm.loss.clip_high: 0.2 -> 0.3)" in err

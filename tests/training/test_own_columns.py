@@ -261,7 +261,7 @@ REFUSED = {
     "over_updates of moved must be mean, largest or least; got 'most'": METRICS.replace("largest", "most"),
     "moved needs a docstring": METRICS.replace('"""Share of routes that changed."""', ""),
     "a metric is a function with a short ASCII name; got '<lambda>'": "{}\nMETRICS = [Metric(lambda update: 1.0)]",
-    "must have a list METRICS of steadymoe.bench.training.own_metrics.Metric": "METRICS = [print]",
+    "must define METRICS, a list of steadymoe.bench.training.own_metrics.Metric": "METRICS = [print]",
     "ZeroDivisionError: division by zero": "1 / 0",
     "SystemExit: 3": "import sys\nsys.exit(3)",
 }

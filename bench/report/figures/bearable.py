@@ -32,10 +32,11 @@ CAPTION = (
     "per prompt, the last evaluation, 0 after a number that is not finite) first falls below the line: the start plus "
     f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
     f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % interval over paired seeds from "
-    f"{MIN_TO_DECIDE} seeds on. > grid, > 2: never below the line on this grid, extend it (reference > grid: "
-    f"{REFERENCE} is not, so no multiple is known); –: never reaches the line. own best ×, headroom ×: its factors, "
-    f"the loss's best rate over {REFERENCE}'s (the top of a parabola through the highest level and its neighbours), "
-    "and how far beyond that rate it goes (–: a best rate is at an end of the grid). Best: "
+    f"{MIN_TO_DECIDE} seeds on. > grid, > 2: the loss never falls below the line on this grid; extend it. "
+    f"reference > grid: {REFERENCE} never does, so no multiple is known. –: never reaches the line. own best ×, "
+    f"headroom ×: the factors of the multiple, the loss's best rate over {REFERENCE}'s (the top of a parabola through "
+    f"the highest level and its neighbours), and how far beyond its best rate it goes, over the same for {REFERENCE} "
+    "(–: a best rate is at an end of the grid). Best: "
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
 )
 SHORT_CAPTION = (
