@@ -405,7 +405,7 @@ def test_a_new_field_changes_no_hash_at_its_default(monkeypatch: pytest.MonkeyPa
     assert hashed(schedule="linear") != hashed()
 
 
-def test_a_field_with_a_default_is_neutral() -> None:
+def test_neutral_values_are_the_schema_defaults() -> None:
     later = {
         "optimizer.decay": 0.0,
         "optimizer.autoclip": None,

@@ -21,7 +21,7 @@ def test_config_matches_hydras_composition(group: str) -> None:
 
 
 @pytest.mark.parametrize("group", conf.groups())
-def test_names_are_unique_and_texts_begin_with_a_comment(group: str) -> None:
+def test_config_names_are_unique_and_files_begin_with_a_comment(group: str) -> None:
     assert len(set(conf.names(group))) == len(conf.names(group))
     for name in conf.names(group):
         first, *_, last = conf.text(group, name).splitlines()

@@ -101,9 +101,9 @@ def ends(logs: Logs, last: float = 0.0) -> dict[str, pd.Series]:
         arms[run.arm][run.seed] = end
     if not 2 <= len(arms) <= MAX_ARMS or len(logs.values) > MAX_RUNS:
         some = ", ".join(list(arms)[:MAX_ARMS])
+        runs = len(logs.values)
         raise UserError(
-            f"expected 2 to {MAX_ARMS} arms and at most {MAX_RUNS} runs, got {len(logs.values)} runs of {len(arms)} "
-            f"arms: {some}"
+            f"expected 2 to {MAX_ARMS} arms and up to {MAX_RUNS} runs, got {runs} of {len(arms)} arms: {some}"
         )
     if few := [arm for arm, seeds in arms.items() if len(seeds) < MIN_FOR_INTERVAL]:
         count = len(arms[few[0]])

@@ -86,7 +86,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     """Return the ``run.json`` of a run folder, or None without one. Raises Damaged (a ValueError) if it is no run's."""
     facts = lifecycle.read(folder / "run.json", _FIELDS)
     if facts is not None and (why := _wrong(facts)) is not None:
-        raise Damaged(f"{folder / 'run.json'}: invalid {why}")
+        raise Damaged(f"{folder / 'run.json'} has no valid {why}")
     return facts
 
 

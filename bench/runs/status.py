@@ -98,7 +98,7 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
 
         if (fault := outcome.misaligned_run(run)) is not None:
             lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
-    lines += [f"  {unknown[why]} finished runs may be stale, which cannot be told: {visible(why)}" for why in unknown]
+    lines += [f"  finished, their code cannot be compared: {unknown[why]} ({visible(why)})" for why in unknown]
     return lines
 
 

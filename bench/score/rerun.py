@@ -85,7 +85,7 @@ def rerun(entry: Entry, commit: str) -> Verdict:
             checked = told.read(_LONGEST)
         print("\n".join(map(visible, checked.splitlines())), file=sys.stderr, flush=True)
         if refused:
-            return Verdict("it fails `steadymoe check`")
+            return Verdict("it fails steadymoe check")
         for loss, each in swept.items():
             if loss != REFERENCE:
                 shutil.copytree(place / REFERENCE / "cold_starts", place / loss / "cold_starts")

@@ -133,7 +133,7 @@ FAULTS: dict[str, tuple[Callable[[PreTrainedModel], Tensors], dict[str, str]]] =
     "old policy in bf16": (old_in_bf16, {RATIO: "of 44 tokens"}),
     "tokens shifted": (shifted_by_one_token, {LOGPROBS: "most of all row"}),
     "replay shifted": (replay_shifted_by_one, {IDENTITY: "most of all row", FORCED: "", MISSING: "row"}),
-    "replay ignored": (replay_ignored, {FORCED: "routers' own choice", MISSING: ""}),
+    "replay ignored": (replay_ignored, {FORCED: "the routers still choose", MISSING: ""}),
     "missing route as expert 0": (missing_route_as_expert_0, {MISSING: ""}),
     "routes of padding": (routes_of_padding, {LAST: "positions"}),
     "gate weights detached": (gate_weights_detached, {GRADIENT: "MoE layer 0 has no gradient"}),

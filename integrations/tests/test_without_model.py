@@ -134,7 +134,7 @@ def test_invalid_requests_are_refused_in_one_line(bundle: Bundle) -> None:
         (replace(bundle, old_logprobs_BT=None), "grpo", None, "grpo: the loss reads old_logprobs_BT"),
         (replace(bundle, rewards_B=torch.ones(24)), "grpo", None, "every advantage is 0"),
         (far, "grpo", None, "grpo: the gradient is 0 on every token"),
-        (alone, "grpo", None, "groups of one response"),
+        (alone, "grpo", None, "two responses or more per group"),
         (alone, "grpo", "leave_one_out", "groups of 1 responses are too few"),
         (alone, "grpo", "group_mean", "every advantage is 0"),
         (alone, "grpo", "leave_one_out_std", "at least 3 responses"),

@@ -163,7 +163,7 @@ def test_detectable_difference_depends_only_on_the_spread() -> None:
     assert six / one == pytest.approx(0.057 / 0.041, abs=0.02)
 
 
-def test_p_is_exact_and_about_the_threshold() -> None:
+def test_p_tests_the_effect_against_the_threshold() -> None:
     ten = Measurement(NONE, tuple(np.arange(1.0, 11.0)))
     least = 2 / 2**10
     assert outcome("above", 0).p(ten) == outcome("above", 11).p(ten) == least  # all of ten on one side
@@ -277,7 +277,7 @@ def test_gates_of_claims_match_the_protocol_and_are_measured() -> None:
     assert {need for claim in CLAIMS for need in claim.needs} <= gates.gates(NOWHERE).keys()
 
 
-def test_row_names_its_arms_side_and_effect() -> None:
+def test_unknown_arm_or_effect_raises() -> None:
     with pytest.raises(KeyError, match="GSPQ"):
         claims.effect({"mean reward": ["GSPQ", "GRPO"]})
     with pytest.raises(KeyError, match="mean rewards"):

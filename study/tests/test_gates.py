@@ -141,7 +141,7 @@ def test_gates_fail_independently(
     assert {key for key, state in states(sound).items() if state == "failed"} == failed
 
 
-def test_collapses_count_against_a_twin_and_for_a_control(sound: Made) -> None:
+def test_v2_limits_and_v3_requires_collapses(sound: Made) -> None:
     sound.fallen[Made.key(TWIN)] = [3]
     assert states(sound)["V2", "stale"] == "passed"
     sound.fallen[Made.key(TWIN)] = [3, 4]

@@ -79,7 +79,7 @@ def test_every_weight_is_in_one_block(one: Scene) -> None:
     assert {block for name, block in found.items() if "self_attn" in name or "norm" in name} == {"attention"}
 
 
-def test_losses_whose_slopes_are_multiples_share_a_backward(one: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proportional_slopes_share_a_backward(one: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     grad = torch.autograd.grad
 
@@ -103,7 +103,7 @@ def test_losses_whose_slopes_are_multiples_share_a_backward(one: Scene, monkeypa
     assert torch.allclose(twins_GP, 2.5 * ours_GP, rtol=1e-5, atol=1e-7 * float(ours_GP.abs().max()))
 
 
-def test_slopes_of_another_direction_get_their_own_backward(one: Scene) -> None:
+def test_only_proportional_slopes_have_a_factor(one: Scene) -> None:
     (part,) = one.audited.minibatches[0]
     now = one.losses[0].learner.forwards(one.trainer.model, one.audited.rollout, part)
     own, *others = (gradients.slopes(arm, one.audited, part.rows_M, now) for arm in one.losses)

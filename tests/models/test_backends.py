@@ -89,7 +89,7 @@ def test_unavailable_back_end_is_refused_before_training(
     assert message in refusal_of(*words)
 
 
-def test_substitute_for_the_compiled_part_counts_and_sorts() -> None:
+def test_torch_fallback_of_megablocks_ops_sorts_and_counts() -> None:
     keys = torch.tensor([2, 0, 2, 3, 0], dtype=torch.int32)
     ordered, order, sums = torch.empty_like(keys), torch.empty_like(keys), torch.empty(1, 5, dtype=torch.int32)
     megablocks._Supplied.sort(keys, 2, ordered, order)

@@ -185,7 +185,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("routing", ["r2", "r3"])
-def test_replay_runs_the_recorded_experts_while_the_routers_own_choice_moves_on(
+def test_replay_runs_recorded_experts_and_drift_is_still_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str
 ) -> None:
     made = trainer(tmp_path, f"routing={routing}", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")

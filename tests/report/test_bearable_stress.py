@@ -184,7 +184,7 @@ def test_few_seeds_have_a_rank_correlation_without_an_interval(seeds: int) -> No
     assert "is 1.00 for the multiples" in spec.figure({"steps": pd.concat([steps, third])}).caption
 
 
-def test_setting_without_the_reference_and_seeds_not_shared_leave_the_figure() -> None:
+def test_setting_without_grpo_is_dropped_and_unshared_seeds_have_no_tau() -> None:
     (spec,) = find(["carry_over"])
     steps = pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third")])
     third = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")

@@ -124,7 +124,7 @@ THREE = HEADER + "".join(f"{arm},{seed},1,{seed}\n" for arm in "ab" for seed in 
         ({"a.csv": HEADER + "a,0,1,nan\n"}, "a.csv", "a, seed 0: the value to compare is nan"),
         ({"a.csv": HEADER + "a,0,1,1e200\n"}, "a.csv", "a, seed 0: the value to compare is 1e+200"),
         ({"a.csv": HEADER + "a,0,1,1\nb,0,1,2\n"}, "a.csv", "a has one seed; at least 3 are needed"),
-        ({"a.csv": HEADER + "a,0,1,1\n"}, "a.csv", "got 1 arms: a"),
+        ({"a.csv": HEADER + "a,0,1,1\n"}, "a.csv", "got 1 of 1 arms: a"),
         ({"a.jsonl": '{"value":' * 40 + "1" + "}" * 40 + "\n"}, "a.jsonl", "line 1: not JSON (it has more"),
         ({"a.csv": THREE}, "a.csv a.csv", "a has seed 0 already"),
         ({"a.csv": THREE}, "--arm c a.csv", "c has seed 0 already"),

@@ -63,10 +63,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda folder: (folder / "run.json").write_text(""), "run.json cannot be read"),
     "garbage": (lambda folder: (folder / "run.json").write_bytes(b"\x93\xff\x00"), "run.json cannot be read"),
     "nested": (lambda folder: (folder / "run.json").write_text("[" * 100_000), "run.json cannot be read"),
-    "{}": (lambda folder: (folder / "run.json").write_text("{}"), "invalid status"),
+    "{}": (lambda folder: (folder / "run.json").write_text("{}"), "has no valid status"),
     "[]": (lambda folder: (folder / "run.json").write_text("[]"), "must hold an object, got list"),
-    "a status": (edited(status="happy"), "invalid status"),
-    "a type": (edited(config=[]), "invalid config"),
+    "a status": (edited(status="happy"), "has no valid status"),
+    "a type": (edited(config=[]), "has no valid config"),
     "an end": (edited(diverged={"step": "3"}), "has no valid diverged"),
 }
 

@@ -34,7 +34,7 @@ def test_sweep_points_share_settings_but_not_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["staleness", "minirl"])
-def test_the_other_design_is_an_override(name: str, tmp_path: Path) -> None:
+def test_null_minibatch_prompts_fixes_the_rollout_size(name: str, tmp_path: Path) -> None:
     words = [f"experiment={name}", "rollout.minibatch_prompts=null", "seed=0", f"results_dir={tmp_path}"]
     runs = compose.plan(words, multirun=True)
     assert {run.config.rollout.prompts for run in runs} == {32}

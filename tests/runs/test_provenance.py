@@ -118,9 +118,7 @@ def test_incomparable_code_is_unknown_but_never_stale(mine: Path, monkeypatch: p
         monkeypatch.delitem(sys.modules, module)
     first, second = ran("status").splitlines()
     assert first == "default: 1 finished"
-    assert second.startswith(
-        "  1 finished runs may be stale, which cannot be told: its code is missing; set STEADYMOE_PATH"
-    )
+    assert second.startswith("  finished, their code cannot be compared: 1 (its code is missing; set STEADYMOE_PATH")
 
 
 def test_edited_loss_is_refused_unless_redo_is_given(mine: Path, ran: Said, refused: Said) -> None:

@@ -61,11 +61,11 @@ def test_entry_is_listed_with_its_own_numbers_until_verified(tmp_path: Path) -> 
     # A rerun that found a problem, with outcomes or without, leaves no row, and the others stay.
     for name in ("verified.json", f"{found.digest}.csv"):
         (tmp_path / "verified" / name).unlink()
-    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "it fails `steadymoe check`", "label": ""}}
+    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "it fails steadymoe check", "label": ""}}
     (tmp_path / "verified" / "verified.json").write_text(json.dumps(verdicts))
     assert set(rows(tmp_path)["loss"]) == set(standard.recorded()["loss"])
     board.write_board(tmp_path)
-    assert "Not verified: mine, it fails `steadymoe check`." in (tmp_path / "board.md").read_text()
+    assert "Not verified: mine, it fails steadymoe check." in (tmp_path / "board.md").read_text()
     # Another loss under the same name was not verified.
     (tmp_path / "mine" / "conf" / "algorithm" / "mine.yaml").write_text(GRPO + "# changed\n")
     assert rows(tmp_path).set_index("loss").loc["mine", "numbers"].startswith("unverified")

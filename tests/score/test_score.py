@@ -179,7 +179,9 @@ def test_dry_run_prints_what_is_missing(score: Score, tmp_path: Path) -> None:
     assert code == 0
     assert "rate: 75 runs: 75 to run" in out  # SAPO, GRPO, GSPO
     assert "staleness and mismatch: 120 to run" in out
-    ((minutes, at, one),) = re.findall(r"about (\d+) minutes, (\d+) at once.* one run took ([\d.]+) minutes", out)
+    ((minutes, at, one),) = re.findall(
+        r"about (\d+) minutes with (\d+) runs at once.* one run took ([\d.]+) minutes", out
+    )
     assert float(minutes) == pytest.approx(195 * float(one) / int(at), abs=0.51)
     assert "rate: 18 runs: 18 to run" in score("algorithm=sapo", "--quick", "--dry")[1]
     assert "rate: 9 runs: 9 to run" in score("algorithm=grpo", "--quick", "--dry")[1]  # GRPO is its own anchor

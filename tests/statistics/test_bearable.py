@@ -166,7 +166,7 @@ def test_ratio_is_unknown_if_the_reference_never_falls_below_its_line() -> None:
         assert np.isnan([made.ratio, made.low, made.p]).all()
 
 
-def test_a_draw_without_a_crossing_of_the_reference_widens_the_interval_on_both_sides() -> None:
+def test_draws_without_a_reference_crossing_widen_both_ends() -> None:
     """The reference stays on its line in some draws of seeds, where its last value is at the line."""
     reference = np.full((4, 6), 0.8)
     reference[-1] = [0.5, 0.5, 0.5, 0.69, 0.69, 0.69]

@@ -76,7 +76,7 @@ def test_non_finite_number_is_a_collapse_at_its_step(column: str, value: float) 
     assert detect(broken, RULE, UPDATES) == Collapse(18, "not finite")
 
 
-def test_earliest_rule_is_named() -> None:
+def test_earliest_reason_is_reported() -> None:
     both = run(reward=then(0.8, 0.0, 11), entropy=then(0.7, 0.0, 20), loss=then(0.0, np.nan, 30))
     assert detect(both, RULE, UPDATES) == Collapse(13, "reward")
     # A reward too short below its height when the run breaks is not counted.

@@ -49,7 +49,7 @@ def test_the_line_is_where_half_of_the_seeds_are_stable() -> None:
     assert cell[["stable", "n"]].to_numpy().tolist() == [[0.75, 4]]
 
 
-def test_stability_that_returns_further_up_does_not_count() -> None:
+def test_stable_cells_above_an_unstable_one_are_ignored() -> None:
     island = np.stack([staircase(2, 2, 2)] * 3)
     island[:, :, 4] = True
     found = frontier(grid(island), "rate", "updates")

@@ -128,7 +128,9 @@ SCORES: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("name", "changed", "prompt", "right", "wrong"), SCORES)
-def test_score(name: str, changed: dict[str, Any], prompt: str, right: list[str], wrong: list[str]) -> None:
+def test_right_responses_score_1_and_wrong_ones_0(
+    name: str, changed: dict[str, Any], prompt: str, right: list[str], wrong: list[str]
+) -> None:
     task = made(name, **changed)
     assert task.demonstrations([prompt], 0.0, np.random.default_rng(0)) == right[:1]
     expected = dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
@@ -282,7 +284,7 @@ def test_longest_right_answer_leaves_the_spare_tokens(
         ("sort", {"symbols": "01="}, r"task\.symbols"),
         ("sort", {"symbols": "01٣"}, r"task\.symbols"),
         ("sort", {"min_length": 1}, r"task\.min_length"),
-        ("sort", {"min_length": 9}, r"task\.max_length; got 9 and 8"),
+        ("sort", {"min_length": 9}, r"task\.max_length must hold, got 9 and 8"),
         ("sort", {"symbols": "xy", "min_length": 2, "max_length": 2}, "allow no held-out prompts"),
         ("ledger", {"min_forks": 9}, r"task\.min_forks"),
         ("ledger", {"min_forks": 0}, r"task\.min_forks"),

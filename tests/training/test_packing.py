@@ -100,7 +100,7 @@ def test_layers_without_full_attention_are_refused(task: Chain) -> None:
 
 
 @pytest.mark.parametrize("how", ["shared", "shared and trimmed"])
-def test_forced_and_predicted_routes_run_where_they_should(how: str, task: Chain, model: PreTrainedModel) -> None:
+def test_forced_and_predicted_routes_apply_in_every_layout(how: str, task: Chain, model: PreTrainedModel) -> None:
     said, groups_B = sequences()
     fed = layouts(said, groups_B)[how]
     generator = torch.Generator().manual_seed(1)

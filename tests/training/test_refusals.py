@@ -33,7 +33,7 @@ REFUSED = {
     # Routing and the dials of routers.
     "model=dense_tiny routing=r2": "has no routers",
     "model=dense_tiny routing.z_loss=0.1": "has no routers",
-    "routing=off routing.replay=r2": "choose another routing instead",
+    "routing=off routing.replay=r2": "because the routing fixes it; choose another routing",
     "routing=pr2 updates_per_rollout=1": "learns from a rollout's second update on",
     "routing=pr2 routing.predictor_learning_rate=0": "routing.predictor_learning_rate` must be greater than 0",
     "routing=r2 +routing.lag=2": "routing.lag must be set with routing=lagged and left out otherwise",

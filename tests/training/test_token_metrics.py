@@ -326,7 +326,7 @@ def test_seed_stage_and_step_determine_the_draws() -> None:
     assert len(set(first)) == 2 * len(places)
 
 
-def test_seeds_fit_both_generators_and_do_not_repeat() -> None:
+def test_derived_seeds_are_unique_and_below_2_to_63() -> None:
     seeds = {seeding.derive(seed, stage, step) for seed in range(10) for stage in "abc" for step in range(100)}
     assert len(seeds) == 3000
     assert 0 <= min(seeds) <= max(seeds) < 2**63

@@ -57,7 +57,7 @@ def test_kept_tokens_match_hand_computed_examples() -> None:
         assert kept_BV.int().tolist() == expected, engine
 
 
-def test_without_the_mask_the_ratio_of_trainer_over_sampler_is_the_kept_probability(tmp_path: Path) -> None:
+def test_without_mask_replay_the_ratio_is_the_kept_probability(tmp_path: Path) -> None:
     made = trainer(tmp_path, *WORDS)
     rollout, _, old = begun(made)
     tokens_BT, mask_BT = responses(rollout)
@@ -73,7 +73,7 @@ def test_without_the_mask_the_ratio_of_trainer_over_sampler_is_the_kept_probabil
     assert rollout.kept_BTV is None
 
 
-def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_path: Path) -> None:
+def test_mask_replay_renormalises_every_forward(tmp_path: Path) -> None:
     made = trainer(tmp_path, *REPLAY, *PROPORTIONAL, "probe.fraction=1.0", "algorithm.kl.coefficient=0.1")
     rollout, minibatches, old = begun(made)
     tokens_BT, mask_BT = responses(rollout)
