@@ -408,8 +408,8 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     cells = {setting: _cells(each) for setting, each in numbers.items()}
     machines = ", ".join(sorted({each["machine"]["cpu"] for each in numbers.values()}))
     return (
-        f"One thread ({machines}). Medians over blocks of {BLOCK} steps. Rows without a unit, but `generate`'s: time over "
-        "that of the suite with all metrics, with the range over blocks.\n\n"
+        f"One thread ({machines}). Medians over blocks of {BLOCK} steps. Rows without a unit, but `generate`'s: time "
+        "over that of the suite with all metrics, with the range over blocks.\n\n"
         f"{pd.DataFrame(cells).fillna('').to_markdown(disable_numparse=True)}"
     )
 
