@@ -161,7 +161,7 @@ def _columns_of(table: str) -> str:
             continue
         is_share = column.meaning.startswith("share")  # the range of a share is known
         notes = ["0 to 1" if column.share and not is_share else column.unit]
-        if column.name in of_updates and column.over_updates not in ("", "mean"):
+        if column.name in of_updates and column.over_updates != "mean":
             notes += [f"in steps: {column.over_updates}"]
         noted = ", ".join(note for note in notes if note)
         lines += [f"- `{column.name}`: {column.meaning}" + (f" ({noted})" if noted else "")]

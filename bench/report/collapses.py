@@ -14,7 +14,7 @@ from steadymoe.bench.statistics.collapse import Rule, judged
 from steadymoe.bench.statistics.frontier import frontier
 
 # The rule for a frontier of short runs: a fifth of the usual window and patience.
-SHORT_RULE = Rule(window_updates=16, patience_updates=32)
+SHORT_RULE = Rule(window_updates=Rule().window_updates // 5, patience_updates=Rule().patience_updates // 5)
 # The two axes of the frontier: columns of ``archive.runs``.
 X, Y = "learning_rate", "updates_per_rollout"
 

@@ -84,7 +84,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
         done = sum(state["status"] in record.ENDED for state in states)
         for index, state in enumerate(states):
             share, now = state["step"] / state["steps"], time.monotonic()
-            mark = (state["status"].partition(",")[0], sum(share >= shown_at for shown_at in _SHARES_SHOWN))
+            mark = (state["status"], sum(share >= shown_at for shown_at in _SHARES_SHOWN))
             is_checked = state["cold_start_left"] is not None and now - printed[index] >= _SECONDS_BETWEEN_CHECKS
             if state["status"] == "waiting" or (mark == shown[index] and not is_checked):
                 continue
@@ -95,10 +95,10 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
 
 
 def _line(state: dict[str, Any]) -> str:
-    if state["cold_start_left"] is not None:
-        return f"{state['status']}, about {_clock(state['cold_start_left'])} of it left"
     if state["status"] in ("cold start", "loading"):
-        return state["status"]
+        left = state["cold_start_left"]
+        said = (state["status"], state["cold_start"], "" if left is None else f"about {_clock(left)} of it left")
+        return ", ".join(filter(None, said))
     return (
         f"{state['status']}, step {state['step']}/{state['steps']}, reward {_number(state.get('reward'), '.2f')}, "
         f"expert change {_number(state.get('expert_change_rate'), '.4f')}"
@@ -110,14 +110,15 @@ def _state(run: Run) -> dict[str, Any]:
     facts = record.known(run.folder)
     progress = facts.get("progress") or {}
     status = record.current_status(run.folder, facts) if facts else "waiting"
-    left = None
+    made, left = "", None
     if status == "running" and not progress.get("step", 0):
         update, accuracy, left = (progress.get(name) for name in CHECK)
         is_given = "path" in run.config.model or run.config.cold_start.path is not None
         status = "loading" if is_given else "cold start"
         if update is not None:
-            status += f", {update} updates, accuracy {accuracy:.2f}, {run.config.cold_start.accuracy_low:g} needed"
-    return {"step": 0} | progress | {"status": status, "steps": run.config.steps, "cold_start_left": left}
+            made = f"{update} updates, accuracy {accuracy:.2f}, {run.config.cold_start.accuracy_low:g} needed"
+    now = {"status": status, "cold_start": made, "cold_start_left": left}
+    return {"step": 0} | progress | now | {"steps": run.config.steps}
 
 
 def _totals(states: Sequence[dict[str, Any]]) -> str:

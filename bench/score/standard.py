@@ -1,7 +1,8 @@
 """The standard ``steadymoe-2``: how much stress a loss bears on three dials, and the numbers recorded with it.
 
 A dial is an experiment of ``conf/experiment``, which fixes its values, seeds and setting. With other numbers it is
-another version: ``refuse_other_settings`` compares it with what was recorded.
+another version: ``refuse_other_settings`` compares it with what was recorded, all but the seeds. These and the share of
+GRPO's gain that draws the line (``statistics.bearable.SHARE``) belong to the version, too.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The tables of a run: one object for each column. A column that a run does not have is null.
 
 A new column is a line here and the line that computes it. From the line here follow the type on disk (``record``), the
-tables of docs/metrics.md (``docs/generate.py``), how a step reduces its updates (``token_metrics.of_step``), what
-archives keep (``archive``), the bounds of intervals, the labels of figures and tables.
+list in docs/metrics.md of those that archives keep (``docs/generate.py``), how a step reduces its updates
+(``token_metrics.of_step``), what archives keep (``archive``), the bounds of intervals, the labels of figures and tables.
 
 Timing columns end in ``_seconds`` or ``_per_second``; with ``threads=1`` they alone differ between two runs of one
 config."""

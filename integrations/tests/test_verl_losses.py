@@ -80,6 +80,12 @@ def test_names_can_set_numbers() -> None:
     ]
 
 
+def test_name_without_the_prefix_is_refused() -> None:
+    """verl has a gspo of its own."""
+    with pytest.raises(ValueError, match="steadymoe/gspo"):
+        verl.lines("gspo")
+
+
 @pytest.mark.parametrize(
     ("mode", "message"),
     [

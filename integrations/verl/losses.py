@@ -41,8 +41,10 @@ def named(mode: str) -> PolicyLoss:
     """Return the loss of ``steadymoe/<name>/<field>:<value>/…``; a name is an algorithm or a preset.
 
     A value is JSON or else text; a field of a host is ``host.<field>``. Raises ValueError, in one line, for an unknown
-    name, field or value, and for a loss that verl cannot feed.
+    name, field or value, for a name without ``PREFIX``, and for a loss that verl cannot feed.
     """
+    if not mode.startswith(PREFIX):  # verl has losses of its own, and a gspo among them
+        raise ValueError(f"{mode}: the names of these losses begin with {PREFIX}, as {PREFIX}{mode}")
     name, *settings = mode.removeprefix(PREFIX).split("/")
     overrides: dict[str, Any] = {}
     for setting in settings:

@@ -14,7 +14,7 @@ from committed import assert_same
 from known import known_arms
 
 from steadymoe.bench.report import archive, report_page, write
-from study import arms, experiments, page
+from study import arms, experiments, exploratory, page
 from study.arms import GRPO
 from study.claims import CLAIMS, LEGS, findings
 from study.gates import Gate, Need
@@ -144,6 +144,13 @@ def test_failed_gate_blocks_every_answer(verdicts: Verdicts) -> None:
 @pytest.mark.check
 def test_readme_verdict_counts_match_the_study(verdicts: Verdicts) -> None:
     assert verdicts.counts() in (STUDY.parent / "README.md").read_text()
+
+
+@pytest.mark.check
+def test_typed_factor_of_the_noise_is_the_recorded_one(verdicts: Verdicts) -> None:
+    factor = exploratory.found(verdicts.study)["kl_factor"]
+    for name in ("claims.yaml", "calibration.md"):
+        assert f"{factor} times the upper end" in (STUDY / name).read_text()
 
 
 @pytest.mark.check

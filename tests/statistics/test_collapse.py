@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.statistics.collapse import Collapse, Rule
 
-RULE, UPDATES = Rule(), 16  # a window of 5 rollouts and a patience of 10
+RULE, UPDATES = Rule(window_updates=80, patience_updates=160), 16  # a window of 5 rollouts and a patience of 10
 STEPS = 40
 
 
