@@ -93,6 +93,7 @@ WRONG = {
     "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) has no values to sweep over",
     "experiment=quickstart seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
     "-m experiment=quickstart,collapse seed=0": "steadymoe run experiment=collapse seed=0",
+    "--tune --cfg job": "leave --tune out",
     "-m algorithm=grpo,gspo --cfg job": "--cfg prints one config: give one value in algorithm=grpo,gspo",
     "--shell-completion install=bash": "is not supported",
     "-m algorithm=grpo,reinforce algorithm.loss.clip_high=0.3": "algorithm=reinforce has no loss.clip_high; its fields",
@@ -334,6 +335,7 @@ def test_option_without_effect_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("--figure fig13", "part of the study"),
         ("--figure fig99", "there is no figure 'fig99'; did you mean"),
         ("--figure fig05", "steadymoe run experiment=staleness"),
         ("--figure fig05 --experiment small", "fig05 lacks runs with 2 values of updates_per_rollout in small"),

@@ -128,7 +128,7 @@ def ranking(table: pd.DataFrame) -> pd.DataFrame:
     chosen = over_checkpoints(table[is_whole & table["quantity"].isin(_RANKED)])
     places = _keys(table, _WEIGHTS)
     keys = [*places, "loss"]
-    if not chosen.loc[chosen["quantity"] == "usefulness", "n"].any():  # clips alone, or no loss has finite gradients
+    if not (chosen["quantity"] == "usefulness").any():  # clips alone, or no loss has finite gradients
         return pd.DataFrame(columns=[*keys, *_RANKED])
     numbers = chosen[["mean", "low", "high", "n"]].itertuples(index=False, name=None)
     chosen = chosen.assign(shown=[str(Estimate(*row)) for row in numbers])

@@ -147,6 +147,8 @@ def draw(
 
 def figure_of(spec: FigureSpec, recorded: Tables, arms: Sequence[str] | None = None) -> DataFigure:
     """Return a figure of the tables of ``archive.load``. Raises CannotDraw if they lack an arm or what it shows."""
+    if absent := [name for name in ("runs", "steps") if name not in recorded]:
+        raise CannotDraw(f"{spec.id} needs the tables of an experiment, results(...); {absent[0]} is missing")
     data = with_derived(choose(recorded, arms), spec.takes)
     if missing := spec.lacks(data):
         names = ", ".join(sorted(set(recorded["runs"]["experiment"])))

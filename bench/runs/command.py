@@ -42,6 +42,8 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         launch.show(["--help"])
         return 0
     sweep = [*(["--tune"] if flags.tune else ["-m"] if flags.multirun else []), *flags.overrides]
+    if flags.tune and (flags.cfg or flags.info):
+        raise ConfigError("--cfg and --info print one config, and --tune runs several; leave --tune out")
     if flags.tune:
         flags.overrides, flags.multirun = tuning.overrides(flags.overrides), True
     left_out: list[str] = []

@@ -130,7 +130,7 @@ def test_the_figure_notes_curves_line_and_crossings() -> None:
 def test_settings_are_drawn_side_by_side() -> None:
     (spec,) = find(["carry_over"])
     alone, joined = sweep(), pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third", seeds=3)])
-    assert spec.lacks({"steps": alone}) == "a loss beside grpo in 2 settings: join experiments"
+    assert "known multiples of a loss in 2 settings" in str(spec.lacks({"steps": alone}))
     assert spec.lacks({"steps": joined}) is None
     figure = spec.figure({"steps": joined})
     numbers = figure.numbers.set_index(["panel", "series"])
@@ -206,3 +206,48 @@ def test_ratio_beyond_the_grid_has_an_open_mark() -> None:
     assert bound["high"] == np.inf
     marks = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
     assert [line.get_markerfacecolor() for line in marks].count("white") == 1
+
+
+def test_engines_of_a_dial_of_strength_divide_the_table() -> None:
+    """The second engine lowers every level, so a mean over both would show."""
+    strengths = (0.0, 0.1, 0.2, 0.4)
+    first, second = (sweep("strength", strengths, engine=name) for name in ("router_noise", "weight_noise"))
+    second["arm"] += " weight_noise"
+    second.loc[second["metric"].eq("eval_accuracy") & second["step"].eq(30), "value"] -= 0.2
+    levels = bearable.levels(pd.concat([first, second])).set_index(["panel", "line", "dial"])
+    assert set(levels.index.get_level_values("panel")) == {"router_noise", "weight_noise"}
+    means = levels["sampled"].groupby(level="panel").mean()
+    assert means["router_noise"] - means["weight_noise"] == pytest.approx(0.2)
+
+
+def test_runs_that_no_line_tells_apart_are_refused() -> None:
+    other = sweep(responses=16)
+    other["arm"] += " responses=16"
+    lack = bearable.lacks(pd.concat([sweep(), other]))
+    assert lack is not None
+    assert "would be one" in lack
+    assert bearable.table(pd.concat([sweep(), other])).empty
+
+
+def test_reference_that_gains_nothing_draws_no_line() -> None:
+    flat = sweep()
+    flat.loc[flat["algorithm"].eq("grpo") & flat["metric"].eq("eval_accuracy"), "value"] = 0.4
+    table = bearable.table(flat)
+    assert (table["n"] == 5).all()
+    assert "no line, because grpo gains nothing" in bearable.sentences(table)[0]
+
+
+def test_best_value_is_of_the_seeds_that_ran_everywhere() -> None:
+    more = sweep(seeds=9)[lambda runs: (runs["seed"] >= 5) & (runs["learning_rate"] == RATES[-1])]
+    more.loc[more["metric"] == "eval_accuracy", "value"] = 0.95
+    levels = bearable.levels(pd.concat([sweep(), more]))
+    number, best = bearable.borne(levels, "gspo")
+    assert number is not None
+    assert best < number.crossing
+
+
+def test_numbers_of_the_figure_name_their_setting() -> None:
+    (spec,) = find(["bearable"])
+    both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
+    numbers = spec.figure({"steps": both}).numbers
+    assert not numbers.duplicated(["panel", "series", "x"]).any()

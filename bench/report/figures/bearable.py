@@ -51,12 +51,16 @@ def lacks(steps: pd.DataFrame) -> str | None:
         return f"runs of one loss at 2 values of {' or '.join(DIALS)}"
     if REFERENCE not in set(steps["algorithm"]):
         return f"runs of {REFERENCE}, the reference"
+    keyed, keys = _keyed(steps)
+    arms = keyed.groupby(keys, observed=True)["arm"].unique()
+    if len(several := arms[arms.map(len) > 1]):
+        return f"runs that a line tells apart: {' and '.join(map(str, several.iloc[0][:2]))} would be one"
     return "runs whose start and end were evaluated" if levels(steps)["start"].isna().all() else None
 
 
 def _varying(steps: pd.DataFrame) -> list[str]:
     """Return those of ``DIALS`` that take two values with one loss of one experiment."""
-    fixed = ["experiment", "algorithm", "model", "routing", "correction", "optimizer"]
+    fixed = ["experiment", "algorithm", "model", "routing", "correction", "engine", "optimizer"]
     counts = steps.groupby(fixed, observed=True)[list(DIALS)].nunique().max()
     return [dial for dial in DIALS if counts[dial] > 1]
 
@@ -64,19 +68,27 @@ def _varying(steps: pd.DataFrame) -> list[str]:
 def levels(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the outcomes of each run: panel, line, algorithm, dial, seed, start, sampled, and greedy if recorded.
 
-    Joined experiments, optimizers, and the dials after the first, divide the panels.
+    Joined experiments, optimizers, the engines of a dial of their strength, and the dials after the first, divide the
+    panels.
     """
+    dial, (steps, keys) = _varying(steps)[0], _keyed(steps)
+    found = {"start": tables.run_numbers(steps[steps["step"] == 0], "eval_accuracy", "first", keys)}
+    found |= {name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()}
+    return pd.DataFrame(found).dropna(subset=["sampled"]).reset_index().rename(columns={dial: "dial"})
+
+
+def _keyed(steps: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return ``steps`` with panel and line, and the columns that tell the runs of ``levels`` apart."""
     dial, *others = _varying(steps)
-    more = ["model", "routing", "correction"] + (["engine"] if dial != "strength" else [])
-    parts = [steps[key].astype(str) for key in ("experiment", "optimizer") if steps[key].nunique() > 1]
+    of_engine = [] if dial == "strength" else ["engine"]
+    more, divide = ["model", "routing", "correction", *of_engine], ["experiment", "optimizer"]
+    divide += ["engine"] if dial == "strength" and len(set(steps["engine"]) - {"exact"}) > 1 else []
+    parts = [steps[key].astype(str) for key in divide if steps[key].nunique() > 1]
     parts += [f"{DIALS[other]} " + steps[other].map("{:g}".format) for other in others]
     # Each panel has its own gain of the reference, and values of its own.
     panels = [", ".join(words) for words in zip(*parts, strict=True)] if parts else ""
     steps = steps.assign(line=tables.line_names(steps, more), panel=panels)
-    keys = ["panel", "line", "algorithm", dial, "seed"]
-    found = {"start": tables.run_numbers(steps[steps["step"] == 0], "eval_accuracy", "first", keys)}
-    found |= {name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()}
-    return pd.DataFrame(found).dropna(subset=["sampled"]).reset_index().rename(columns={dial: "dial"})
+    return steps, ["panel", "line", "algorithm", dial, "seed"]
 
 
 def table(steps: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +101,7 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
         for line, its_number, best in sorted(found, key=lambda each: -order(each[1])):
             its = ours[(ours["line"] == line) & (ours["dial"] == best)]
             row: dict[str, Any] = {"setting": panel} if panel else {}
-            row |= {"loss": line, "n": 0 if its_number is None else its_number.n}
+            row |= {"loss": line, "n": its["seed"].nunique() if its_number is None else its_number.n}
             crossing = np.nan if its_number is None else its_number.crossing
             row["bearable"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
             row[f"× {paper.shown(REFERENCE, REFERENCE)}"] = "–" if its_number is None else str(its_number)
@@ -115,6 +127,8 @@ def sentences(rows: pd.DataFrame) -> list[str]:
         text = f"{loss} has the highest, {multiple} times {reference}'s, n = {n}"
         if multiple == "reference > grid":
             text = f"{reference} never falls below the line on this grid; extend it"
+        elif (ours[f"× {reference}"] == "–").all():
+            text = f"no line, because {reference} gains nothing or has one value of the dial"
         elif multiple == "1.00":
             text = f"no loss has a higher one than {reference}"
         said.append(f"Bearable {dial}{f', {setting!s}' if setting else ''}: {text}.")
@@ -143,7 +157,7 @@ def borne(ours: pd.DataFrame, line: str, at: float | None = None) -> tuple[Beara
     ``at``: the value at which the reference's gain draws the line (``statistics.bearable.line``).
     """
     mine, reference = _wide(ours, line), _reference(ours)
-    means = ours[ours["line"] == line].groupby("dial")["sampled"].mean()
+    means = mine.mean(axis=1) if mine.size else ours[ours["line"] == line].groupby("dial")["sampled"].mean()
     best = float(means.index.to_numpy(float)[means.argmax()])
     if reference is None:
         return None, best
@@ -168,7 +182,7 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
     runs, (dial, *_) = levels(steps), _varying(steps)
     outcomes = [name for name in _OUTCOMES if runs[name].notna().any()]
     panels = [
-        _Panel(ours, outcome, str(title), DIALS[dial])
+        _Panel(ours, outcome, str(title), DIALS[dial], called=_called(str(title), outcome))
         for title, ours in runs.groupby("panel", sort=False)
         for outcome in outcomes
     ]
@@ -177,6 +191,10 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
     return _figure(
         panels, style.beside(len(outcomes)), lines, f"of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best"
     )
+
+
+def _called(title: str, outcome: str) -> str:
+    return f"{title}, {columns.label(_OUTCOMES[outcome])}" if title else ""
 
 
 class _Carried(NamedTuple):
@@ -246,7 +264,11 @@ def lacks_settings(steps: pd.DataFrame) -> str | None:
         return lack
     runs = levels(steps)
     lines = [each.line for each in _carried(runs)] if runs["panel"].nunique() > 1 else []
-    return None if len(set(lines)) < len(lines) else f"a loss beside {REFERENCE} in 2 settings: join experiments"
+    return (
+        None
+        if len(set(lines)) < len(lines)
+        else "known multiples of a loss in 2 settings: join experiments, or see fig17 for what is missing"
+    )
 
 
 def _carried(runs: pd.DataFrame) -> list[_Carried]:

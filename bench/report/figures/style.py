@@ -256,7 +256,8 @@ def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float, p
     x = data["x"]
     places = x * _SPREAD**shift if x.min() > 0 else x + 0.02 * shift * x.max()
     axis.vlines(places, data["low"], data["high"], color=look.colour, linewidth=0.8)
-    marks: Any = {"linestyle": look.dashes, "linewidth": 1.2, "markersize": 4, "markeredgewidth": 0.7, **look.mark}
+    width = paper.current().sheet.get("lines.linewidth", 1.2)
+    marks: Any = {"linestyle": look.dashes, "linewidth": width, "markersize": 4, "markeredgewidth": 0.7, **look.mark}
     axis.plot(places, data["mean"], label=name, color=look.colour, **marks)
     note(axis, name, data[["x", "mean", "low", "high", "n"]], panel)
     return places
