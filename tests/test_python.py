@@ -97,6 +97,8 @@ def test_invalid_calls_raise_clear_errors(done: tuple[Path, dict], tmp_path: Pat
         bench.results("nothing", tmp_path)
     with pytest.raises(CannotDraw, match="there is no figure 'overveiw'; did you mean overview"):
         bench.figure("overveiw", tables)
+    with pytest.raises(CannotDraw, match="runs is missing"):
+        bench.figure("overview", {"steps": tables["steps"]})
     with pytest.raises(CannotDraw, match="there is no arm 'dapo'"):
         bench.figure("overview", tables, ["dapo"])
     with pytest.raises(CannotDraw, match="fig03 lacks runs with 2 values of routing in first"):

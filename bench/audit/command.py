@@ -96,7 +96,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     except (ColdStartError, FloatingPointError, ValueError, OSError) as error:
         return _failed(error)
     except KeyboardInterrupt:
-        _failed("interrupted; rerun the command without --redo to resume after the last table")
+        without = " without --redo" if arguments.redo else ""
+        _failed(f"interrupted; rerun the command{without} to resume after the last table")
         return 130
     ranking = tables.ranking(tables.read([audit.folder for audit in planned]))
     for line in [*ranking.to_markdown(index=False).splitlines(), *(f"in {audit.folder}" for audit in planned)]:

@@ -22,6 +22,7 @@ from steadymoe.bench.runs import branch, execute
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.trainer import Trainer
 
@@ -73,6 +74,16 @@ def table_path(folder: Path, k: int) -> Path:
     return folder / f"k={k}.parquet"
 
 
+def prompts(task: Task, config: RunConfig) -> tuple[int, tuple[list[str], list[str], list[str]]]:
+    """Return the step at which an audit starts, 0 at a cold start, and the prompts of ``rollouts.prompts``.
+
+    Raises ValueError if the task has too few.
+    """
+    start = 0 if config.start_from is None else branch.read(config.start_from).step
+    audited = config.rollout.prompts // config.updates_per_rollout * config.audit.minibatches
+    return start, rollouts.prompts(task, config.seed, start, config.rollout.prompts, audited)
+
+
 def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log: Log) -> dict[str, Any]:
     """Write the tables that are missing in ``folder``; return facts about the cold start.
 
@@ -82,9 +93,7 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
     task, model, facts = execute.at_start(config, lambda *_: None)
     trainer = execute.trainer_at_start(model, task, config)
     log(f"the model is at its start ({', '.join(f'{key} {value}' for key, value in facts.items())})")
-    start = 0 if config.start_from is None else branch.read(config.start_from).step
-    audited = config.rollout.prompts // config.updates_per_rollout * config.audit.minibatches
-    of_drift, of_audited, reference = rollouts.prompts(task, config.seed, start, config.rollout.prompts, audited)
+    start, (of_drift, of_audited, reference) = prompts(task, config)
     every, truth = losses.on_model(model, task, configs), losses.truth(model, task, config)
     top_k = max((loss.learner.objective.traits.top_k for loss in every), default=0)
     moves = rollouts.respond(trainer, of_drift, "audit_drift", start, top_k)

@@ -10,9 +10,9 @@ from typing import Any
 
 from hydra.utils import instantiate
 
-from steadymoe.bench.audit import losses, measure, rollouts
+from steadymoe.bench.audit import losses, measure
 from steadymoe.bench.audit.rollouts import NEUTRAL
-from steadymoe.bench.runs import branch, compose, fits, lifecycle, provenance
+from steadymoe.bench.runs import compose, fits, lifecycle, provenance
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.overrides import key_of
@@ -176,10 +176,8 @@ def _check(run: Run) -> None:
     for message, is_refused in refusals.items():
         if is_refused:
             raise ConfigError(message)
-    step = 0 if config.start_from is None else branch.read(config.start_from).step
-    audited = config.rollout.prompts // config.updates_per_rollout * audit.minibatches
     try:
-        rollouts.prompts(instantiate(config.task), config.seed, step, config.rollout.prompts, audited)
+        measure.prompts(instantiate(config.task), config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -65,7 +65,9 @@ def _minutes(runs: Sequence[Run], states: States, processes: int | None) -> str:
     for run in runs:
         alike = paces.get(_cost(run.plain))
         if alike is None:
-            return f"time: unknown; no run with the settings of {run.folder.parent} has finished on this CPU type here"
+            return (
+                f"time: unknown; no run with the settings of {run.folder.parent} has finished here on this kind of CPU"
+            )
         state = states[run.folder]
         done = (state.facts.get("progress") or {}).get("step", 0) if state.status == "interrupted" else 0
         seconds += (run.config.steps - done) * sum(alike) / len(alike)

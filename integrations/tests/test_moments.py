@@ -51,5 +51,5 @@ def test_column_without_moments_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     measured = token_metrics.of_update
     monkeypatch.setattr(token_metrics, "of_update", with_median)
     whole = batch(slice(None))
-    with pytest.raises(NotImplementedError, match="token_ratio_median"):
+    with pytest.raises(ValueError, match="token_ratio_median"):
         moments.update_moments(whole, load("grpo")(whole))

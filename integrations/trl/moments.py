@@ -66,7 +66,7 @@ def pooled(parts: Sequence[Moments]) -> Moments:
 def update_moments(batch: Batch, output: LossOutput) -> Moments:
     """Return the moments of loss, entropy, ratios, clips and weights of a part of a mini-batch.
 
-    Raises NotImplementedError for a column that is neither made of ratios, nor a maximum, nor a known mean.
+    Raises ValueError for a column that is neither made of ratios, nor a maximum, nor a known mean.
     """
     mask_BT = batch.mask_BT.bool()
     sums = {"loss": output.loss.detach().double()}
@@ -78,7 +78,7 @@ def update_moments(batch: Batch, output: LossOutput) -> Moments:
     sums["mean entropy"] = batch.get("entropy_BT")[mask_BT].double().sum()
     means = numbers.keys() - ratio_columns(ratios).keys()
     if unknown := sorted(means - _MEANS):
-        raise NotImplementedError(f"{unknown[0]}: say in integrations/trl/moments.py how its parts add up")
+        raise ValueError(f"{unknown[0]}: say in integrations/trl/moments.py how its parts add up")
     sums |= {f"mean {name}": numbers[name].double() * ratios["tokens"] for name in numbers if name in means}
     return sums | {f"count {name}": counts for name, counts in histograms.items()}
 

@@ -51,7 +51,7 @@ def lacks(steps: pd.DataFrame) -> str | None:
         return f"runs of one loss at 2 values of {' or '.join(DIALS)}"
     if REFERENCE not in set(steps["algorithm"]):
         return f"runs of {REFERENCE}, the reference"
-    keyed, keys = _keyed(steps)
+    keyed, keys = _keyed(steps.drop_duplicates(["experiment", "arm", "seed"]))  # one row for each run
     arms = keyed.groupby(keys, observed=True)["arm"].unique()
     if len(several := arms[arms.map(len) > 1]):
         return f"runs that a line tells apart: {' and '.join(map(str, several.iloc[0][:2]))} would be one"
@@ -264,11 +264,8 @@ def lacks_settings(steps: pd.DataFrame) -> str | None:
         return lack
     runs = levels(steps)
     lines = [each.line for each in _carried(runs)] if runs["panel"].nunique() > 1 else []
-    return (
-        None
-        if len(set(lines)) < len(lines)
-        else "known multiples of a loss in 2 settings: join experiments, or see fig17 for what is missing"
-    )
+    is_twice = len(set(lines)) < len(lines)
+    return None if is_twice else "known multiples of a loss in 2 settings: join experiments, or see fig17"
 
 
 def _carried(runs: pd.DataFrame) -> list[_Carried]:
