@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
-.PHONY: quickstart test check reference gates audits figures lint speed oracles megablocks test-megablocks check-launchers \
+.PHONY: quickstart test check figures lint speed oracles megablocks test-megablocks check-launchers \
 	check-losses check-trainers side-by-side engines gpu clean
 
 $(READY): pyproject.toml integrations/pyproject.toml constraints.txt
@@ -31,7 +31,7 @@ test: $(READY)
 SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py training/test_token_metrics.py)
-COMMITTED := study/tests/test_reference.py integrations/tests/test_against_vllm.py \
+COMMITTED := integrations/tests/test_against_vllm.py \
 	$(addprefix tests/,audit/test_recorded_audits.py score/test_recorded.py)
 DISPATCHED := $(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as names, \
 	__cpu_features__ as has; print(*filter(has.get, names))'
@@ -47,29 +47,9 @@ check: $(READY)
 		$(SENSITIVE) $(COMMITTED)
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# The reference study, study/protocol.md: up to twelve hours on two cores, four of them for its first group. `python -m study
-# list` has its experiments. This and the next two can be stopped and resumed.
-reference: $(READY)
-	$(BIN)/python -m study run reference --keep results/reference
-	$(MAKE) figures
-
-# The gates of the standard settings: study/claims.md.
-gates: $(READY)
-	$(BIN)/python -m study run settings --keep results/reference
-	$(MAKE) figures
-
-# Every algorithm's gradient on frozen rollouts, and the clip atlas: docs/audit.md.
-audits: $(READY)
-	$(BIN)/python -m study run audits --keep results/reference
-	$(MAKE) figures
-
-# Every table, figure and verdict of results/reference again, from results/reference/data and results/reference/audits.
-# Git keeps those that a page links.
+# Every table and figure of results/reference again, from its data. Git keeps those that a page links.
 figures: $(READY)
-	for experiment in $(notdir $(wildcard results/reference/audits/*)); do \
-		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png --caption --names "" || exit; done
 	$(BIN)/steadymoe report --results results/reference --format png --caption --names ""
-	$(BIN)/python -m study --results results/reference --pages study --format png
 	$(BIN)/python tests/report/linked.py > results/reference/.gitignore
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
@@ -77,7 +57,6 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p .typecheck/steadymoe && for p in bench models algorithms conf integrations; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
-	ln -sfn ../study .typecheck/study
 	$(BIN)/mypy
 
 # In an environment that has TRL. `make speed SETTING="micro stale"` measures these alone; with `RECORD=--record` it replaces

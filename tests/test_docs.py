@@ -22,7 +22,7 @@ from steadymoe.bench.runs.overrides import composing, swept
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
-PAGES += [page for folder in ("docs", "study", "integrations") for page in (ROOT / folder).glob("*.md")]
+PAGES += [page for folder in ("docs", "integrations") for page in (ROOT / folder).glob("*.md")]
 README = (ROOT / "README.md").read_text()
 REFERENCE = ROOT / "results" / "reference"
 # Packages of an extra, which the environment of these tests need not have.

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
-PAGES += [page for folder in ("docs", "study") for page in (ROOT / folder).glob("*.md")]
+PAGES += (ROOT / "docs").glob("*.md")
 _HEAD = """\
 # By `make figures` (tests/report/linked.py): git keeps what a page links, and the numbers of each figure.
 /report.html

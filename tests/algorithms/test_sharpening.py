@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from steadymoe.algorithms.batch import Batch
 
-CONTROLS = Path(__file__).parents[1] / "controls"
+CONTROLS = Path(__file__).parents[2] / "results" / "ruler" / "controls"
 
 
 @pytest.fixture(autouse=True)

@@ -1,3 +1,0 @@
-"""The fixtures of all tests: tests/fixtures.py."""
-
-from fixtures import *  # noqa: F403
