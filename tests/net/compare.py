@@ -1,0 +1,124 @@
+"""Compare this tree with revision 75f16656, on this machine: weights, tables, configs, answers to bad input, test ids.
+
+    .venv/bin/python tests/net/compare.py            all of it, about three minutes
+    .venv/bin/python tests/net/compare.py inputs     or: runs, configs, tests
+
+Prints what differs and exits with 1 if that is more than what went on purpose (``GONE``). It leaves the repository when
+the changes that it watches over are done.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+BASE = "75f16656"
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PACKAGES = ("algorithms", "bench", "conf", "integrations", "models")
+TIMING = ("_seconds", "_per_second")
+EXPERIMENTS = json.loads((HERE / "experiments.json").read_text())
+# Config fields and tables that left.
+GONE = {"start_from", "weight_noise", "probe.largest", "checkpoint_keep", "audit.*", "tuning.*", "tails"}
+
+
+def in_tree(tree: Path, place: Path, *words: str) -> Any:
+    """Run in_tree.py with the packages of ``tree``, in the folder ``place``, and return what it prints."""
+    links = place / "links" / "steadymoe"
+    links.mkdir(parents=True, exist_ok=True)
+    for name in PACKAGES:
+        if not (links / name).exists():
+            (links / name).symlink_to(tree / name)
+    environment = os.environ | {"PYTHONPATH": str(links.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "in_tree.py"), *words]
+    done = subprocess.run(command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def is_gone(name: str) -> bool:
+    return name in GONE or f"{name.partition('.')[0]}.*" in GONE
+
+
+def compare_runs(trees: dict[str, Path], place: Path) -> list[str]:
+    """Compare final weights and every column that is no time."""
+    made = {name: in_tree(tree, place / name, "runs", str(place / name)) for name, tree in trees.items()}
+    apart = []
+    for run, old in made["base"].items():
+        new = made["here"][run]
+        if (old["status"], old["weights"]) != (new["status"], new["weights"]):
+            apart.append(f"{run}: {old['status']}, {new['status']}; weights {old['weights']}, {new['weights']}")
+        for table in sorted(set(old["tables"]) - {name for name in old["tables"] if is_gone(name)}):
+            before, after = (pd.read_parquet(each["tables"][table]) for each in (old, new))
+            for column in (name for name in before if not name.endswith(TIMING)):
+                if column not in after:
+                    apart.append(f"{run}: {table} lacks {column}")
+                elif not before[column].astype(str).equals(after[column].astype(str)):
+                    apart.append(f"{run}: {table}.{column} differs")
+            apart += [f"{run}: {table}.{column} is new" for column in after if column not in before]
+    return apart
+
+
+def compare_configs(trees: dict[str, Path], place: Path) -> list[str]:
+    """Compare the plain config of the first run of each experiment that stays, and the hashes of all."""
+    made = {name: in_tree(tree, place / name, "configs", *EXPERIMENTS) for name, tree in trees.items()}
+    apart = []
+    for experiment in EXPERIMENTS:
+        old, new = made["base"][experiment], made["here"][experiment]
+        if old["hashes"] != new["hashes"]:
+            apart.append(f"{experiment}: {len(old['hashes'])} runs, {len(new['hashes'])} here, or other hashes")
+        for key in sorted(old["first"].keys() | new["first"].keys()):
+            before, after = (each["first"].get(key, "absent") for each in (old, new))
+            if before != after and not (is_gone(key) and after == "absent"):
+                apart.append(f"{experiment}: {key}: {before} -> {after}")
+    return apart
+
+
+def compare_inputs(trees: dict[str, Path], place: Path) -> list[str]:
+    """Every bad input gets one line and exit code 2, there and here."""
+    made = {name: in_tree(tree, place / name, "inputs", str(HERE / "bad_inputs.txt")) for name, tree in trees.items()}
+    return [
+        f"{name}: {line}: exit code {code}, {count} lines: {text}"
+        for name, said in made.items()
+        for line, (code, count, text) in said.items()
+        if (code, count) != (2, 1)
+    ]
+
+
+def compare_tests(trees: dict[str, Path], place: Path) -> list[str]:
+    """List the tests that were there and are not here; nobody is told of a loss otherwise."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts="]
+    said = subprocess.run(command, cwd=trees["here"], stdout=subprocess.PIPE, text=True, check=False).stdout
+    here = {line.partition("[")[0] for line in said.splitlines() if "::" in line}
+    gone = sorted(set((HERE / "tests.txt").read_text().split()) - here)
+    print(f"{len(gone)} tests of {BASE} have left, {len(here)} are here")
+    print(*(f"  {name}" for name in gone), sep="\n")
+    return []
+
+
+COMPARISONS = {"runs": compare_runs, "configs": compare_configs, "inputs": compare_inputs, "tests": compare_tests}
+
+
+def main(names: list[str]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        base = place / "tree"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", base, BASE], cwd=ROOT, check=True)
+        try:
+            for name in ("base", "here"):
+                (place / name).mkdir()
+            trees = {"base": base, "here": ROOT}
+            apart = {name: COMPARISONS[name](trees, place) for name in names or COMPARISONS}
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", base], cwd=ROOT, check=True)
+    for name, lines in apart.items():
+        print(f"{name}: {f'{len(lines)} differences' if lines else 'equal'}", *lines, sep="\n  ")
+    return int(any(apart.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
