@@ -50,7 +50,6 @@ check: $(READY)
 # Every table and figure of results/reference again, from its data. Git keeps those that a page links.
 figures: $(READY)
 	$(BIN)/steadymoe report --results results/reference --format png --caption --names ""
-	$(BIN)/python tests/report/linked.py > results/reference/.gitignore
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

@@ -135,7 +135,7 @@ def test_loading_through_hydra_equals_loading_through_python(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "experiment=stale seed=1 algorithm=grpo",
+        "experiment=attribution seed=1 algorithm=grpo",
         "model=micro +model.config.router_scale=3 routing=r2 correction=tis seed=3",
         "algorithm=dapo engine=fp8 engine.strength=0.5 ~engine.scale",
         "experiment=audit '+audit.arms.x=\"algorithm=grpo algorithm.loss.clip_low=0.1\"' audit.drift=[0,1]",
@@ -176,8 +176,8 @@ def test_sweep_point_matches_hydras_composition(text: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["experiment=best_last", "algorithm=grpo_unclipped", "updates_per_rollout=1", "seed=3"],
-        ["experiment=stale", "model=dense_flat", "optimizer.learning_rate=3e-3"],
+        ["experiment=bearable_mismatch", "algorithm=grpo_unclipped", "updates_per_rollout=1", "seed=3"],
+        ["experiment=attribution", "model=dense_flat", "optimizer.learning_rate=3e-3"],
         ["routing=r2", "advantage=leave_one_out"],
         ["hydra/launcher=basic", "correction=tis"],
     ],
@@ -191,7 +191,7 @@ def test_named_configs_of_a_point_match_hydras_full_composition(words: list[str]
 
 
 def test_hydra_section_matches_hydras_composition() -> None:
-    words = ["experiment=best_last", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
+    words = ["experiment=bearable_mismatch", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
     with overrides.composing():
         ours, theirs = overrides.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
         assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"

@@ -1,0 +1,30 @@
+"""The kept tables of ``results/reference`` are those of the data beside them, and each experiment has what its figure needs."""
+
+from pathlib import Path
+
+import pytest
+from committed import assert_same
+
+from steadymoe.bench.report import archive, report_page, write
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+KEPT = archive.experiments(REFERENCE)
+
+
+@pytest.mark.parametrize("experiment", KEPT)
+def test_kept_tables_match_the_data(experiment: str) -> None:
+    data = report_page.with_derived(archive.load(REFERENCE, experiment))
+    texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])
+    for spec in report_page.figures_of(experiment):
+        if (lack := spec.lacks(data)) is not None:
+            assert spec.experiment != experiment or spec.needs_own, f"its own figure {spec.id} lacks {lack}"
+        elif (REFERENCE / "tables" / f"{spec.stem(experiment)}.csv").exists():
+            texts |= write.figure_texts(spec.stem(experiment), spec.figure(data), spec.caption)
+    for name, text in texts.items():
+        if (kept := REFERENCE / "tables" / name).exists():
+            assert_same(text, kept.read_text(), name)
+
+
+def test_every_kept_table_has_its_data() -> None:
+    kept = {path.name.partition("-")[0] for path in (REFERENCE / "tables").iterdir()}
+    assert kept - set(KEPT) == {"families"}, "recorded before data were kept: results/README.md"
