@@ -1,4 +1,4 @@
-"""The kept tables of ``results/reference`` are those of the data beside them, and each experiment has what its figure needs."""
+"""The kept tables of ``results/reference`` match the data next to them, and every figure there has what it needs."""
 
 from pathlib import Path
 
