@@ -1,8 +1,8 @@
 """Gate V8: does a setting measure learning, or only sharpening?
 
 Controls that learn nothing about the task show how much of a gain in sampled accuracy is mere sharpening: GRPO on
-shuffled rewards (``rollout.shuffle_rewards=true``), and the loss of ``results/ruler/controls``, which lowers the entropy
-and reads no reward. For a new setting:
+shuffled rewards (``rollout.shuffle_rewards=true``), and the loss of ``results/ruler/controls``, which lowers entropy
+without reading a reward. For a new setting:
 
     steadymoe run experiment=NAME algorithm=grpo
     steadymoe run experiment=NAME algorithm=grpo rollout.shuffle_rewards=true experiment_name=controls
