@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,12 @@ from steadymoe.bench.report import paper
 from steadymoe.bench.statistics.comparisons import (
     DECIDED,
     MIN_TO_DECIDE,
-    holm,
     is_decided,
     probability_of_improvement,
     ranking,
 )
 from steadymoe.bench.statistics.efficiency import METRICS, Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
-from steadymoe.bench.statistics.survival import logrank, of_runs
 from steadymoe.bench.training import columns
 
 # A table and its caption, by kind (``report_page.shown_tables``).
@@ -68,9 +65,9 @@ CAPTION = (
     f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
     "over steps, expert change per update, clip fraction and norm cut are means over steps. "
-    f"{COLLAPSED} Falling: runs whose reward or entropy falls, or whose gradient norm explodes, too near the end to be "
-    "judged. All runs are part of every mean; after a number that is not finite a run counts with a reward and an "
-    "accuracy of 0."
+    f"{COLLAPSED} Median collapse step: over these runs. Falling: runs whose reward or entropy falls, or whose "
+    "gradient norm explodes, too near the end to be judged. All runs are part of every mean; after a number that is "
+    "not finite a run counts with a reward and an accuracy of 0."
 )
 MODELS_CAPTION = (
     f"Mean over seeds with {INTERVAL}. Active parameters: the parameters that one token uses. Numbers of a run: expert "
@@ -147,6 +144,7 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     measured = set(steps["metric"])
     numbers = {name: number for name, number in SUMMARY.items() if number[0] in measured or number[0] not in _LATER}
     counts = pd.DataFrame({"n": runs.groupby("arm").size()}).join(_verdicts(runs).sum())
+    counts.insert(2, "median collapse step", runs.groupby("arm")["collapsed_step"].median())
     return _by_reward(counts.join(_estimates(steps, numbers)))
 
 
@@ -251,9 +249,8 @@ PART_OF_THE_GAIN = 0.9
 COMPARED = ("updates", "samples", "tokens", "seconds")
 HEAD_TO_HEAD_CAPTION = (
     f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
-    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} p of collapse: "
-    "log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
-    "treats runs as independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
+    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} "
+    "Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
     "Held-out wins: the share of held-out prompts that the arm answers better minus the share that the best arm "
     "answers better. The "
     "other columns are training efficiency: the cost of the arm divided by the cost of the best arm, in updates, "
@@ -283,14 +280,12 @@ def head_to_head(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFr
         of_arm = {str(arm): rows for arm, rows in spending.groupby("arm")}
         costs_of = {str(arm): spent(of_arm[str(arm)], ours, goal) for arm, ours in runs.groupby("arm")}
     answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
-    p_collapse = _log_rank(runs, best)
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
         rows.append(
             {"arm": arm, "against": best, "n": row["difference"].n, "final reward, difference": row["difference"]}
-            | {"p (Holm)": row["p_corrected"], "p of collapse (Holm)": p_collapse[arm]}
-            | {"better": probability_of_improvement(finals[arm], finals[best])}
+            | {"p (Holm)": row["p_corrected"], "better": probability_of_improvement(finals[arm], finals[best])}
             | {"held-out wins": _wins(answers.get(arm), answers.get(best))}
             | {
                 f"{unit} to {goal:.3g}": cost_ratio(costs_of[arm][unit], costs_of[best][unit])
@@ -306,15 +301,6 @@ def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
         with suppress(ValueError):
             return win_rate(ours, best)
     return Estimate(np.nan, np.nan, np.nan, 0)
-
-
-def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
-    """Return arm → p of the log-rank test that it collapses at the best arm's rate, corrected for all pairs of arms."""
-    collapses = {str(arm): of_runs(ours) for arm, ours in runs.groupby("arm")}
-    pairs = list(combinations(collapses, 2))
-    corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
-    of_best = {frozenset(pair): float(p) for pair, p in zip(pairs, corrected, strict=True) if best in pair}
-    return {arm: of_best[frozenset((arm, best))] for arm in collapses if arm != best}
 
 
 def target(steps: pd.DataFrame, best: float) -> float | None:

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.report import tables, write
-from steadymoe.bench.statistics.survival import logrank
 
 SEEDS = range(4)
 
@@ -104,19 +103,6 @@ def test_log_without_tokens_is_compared_in_updates_and_seconds() -> None:
     assert {unit: cost.n for unit, cost in costs.items()} == {"updates": 4, "samples": 0, "tokens": 0, "seconds": 4}
     assert 1.6 < costs["updates"].mean < 2.0
     assert costs["seconds"].mean == pytest.approx(costs["updates"].mean)
-
-
-def test_collapses_are_compared_by_log_rank() -> None:
-    arms = {"fast": [np.nan] * 4, "slow": [5.0, 6.0, 8.0, np.nan], "calm": [np.nan] * 4}
-    runs = runs_of(*arms)
-    runs["collapsed_step"] = [step for steps in arms.values() for step in steps]
-    steps = pd.concat([steps_of(arm, seed, [0.5 + 0.1 * (arm == "fast")] * 40, 10.0) for arm in arms for seed in SEEDS])
-    made = tables.head_to_head(steps, runs, evaluations({})).set_index("arm")["p of collapse (Holm)"]
-    p = logrank(np.array([5, 6, 8, 40]), np.array([True] * 3 + [False]), np.full(4, 40), np.zeros(4, bool))
-    # Two comparisons, fast and calm with slow: where nobody collapsed there is none.
-    assert made["slow"] == pytest.approx(2 * p)
-    assert 0 < p < 0.1
-    assert np.isnan(made["calm"])
 
 
 def test_cost_is_left_out_if_the_best_arm_gains_nothing() -> None:
