@@ -226,7 +226,7 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
         "leaderboard": (tables.leaderboard(own["steps"], own["runs"]), tables.LEADERBOARD_CAPTION),
         "bearable": (bearable.table(own["steps"]), bearable.CAPTION.replace(bearable.REFERENCE, reference)),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
-        "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
+        "head_to_head": (tables.head_to_head(own["steps"], own["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
         "realism": (realism.table(data), realism.CAPTION),
     }

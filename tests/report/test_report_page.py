@@ -290,10 +290,9 @@ def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
     steps = pd.concat(parts, ignore_index=True)
     runs = steps[["arm", "seed"]].drop_duplicates().assign(status="finished", judged_until=30, falling_since=np.nan)
     runs["collapsed_step"] = [3.0 if arm == "lost" else np.nan for arm in runs["arm"]]
-    runs["updates_per_rollout"], runs["responses"] = 1, 8
     answers = pd.DataFrame(columns=["arm", "seed", "prompt", "score"])
     made = {"leaderboard": tables.leaderboard(steps, runs), "summary": tables.summary(steps, runs)}
-    made["head_to_head"] = tables.head_to_head(steps, runs, answers)
+    made["head_to_head"] = tables.head_to_head(steps, answers)
     return {kind: (table, "") for kind, table in made.items() if not table.empty}
 
 
