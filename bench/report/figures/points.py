@@ -1,4 +1,4 @@
-"""Figures of one number per run: bars, dumbbells, and lines over an axis of the experiment."""
+"""Figures of one number per run: bars, and lines over an axis of the experiment."""
 
 from typing import Any
 
