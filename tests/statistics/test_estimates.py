@@ -479,3 +479,32 @@ def test_spread_interval_covers_19_of_20_samples() -> None:
         low, high = comparisons.paired_spread(pd.Series(sample), pd.Series(np.zeros(4))).ends()
         held += low.deviation < 2 < high.deviation
     assert held / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def answers(*scores: list[float]) -> pd.DataFrame:
+    rows = [
+        {"seed": seed, "prompt": f"{seed}:{number}", "score": score}
+        for seed, each in enumerate(scores)
+        for number, score in enumerate(each)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_win_rate_compares_the_same_prompts_and_averages_over_seeds() -> None:
+    a = answers([1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0])
+    b = answers([1, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 1])
+    found = comparisons.win_rate(a, b)
+    assert found.mean == pytest.approx((0 + 0.5 - 0.25) / 3)
+    assert found.n == 3
+    other = comparisons.win_rate(b.sample(frac=1, random_state=0), a)
+    np.testing.assert_allclose([other.mean, other.low, other.high], [-found.mean, -found.high, -found.low])
+    assert comparisons.win_rate(a, a).mean == 0.0
+
+
+def test_repeated_prompt_counts_once_and_other_prompts_are_refused() -> None:
+    a, b = answers([1, 0]), answers([0, 0])
+    twice = pd.concat([a, a[:1].assign(score=0.0)])  # 1 and 0: still better than 0
+    assert comparisons.win_rate(twice, b).mean == 0.5
+    with pytest.raises(ValueError, match="seed 0 differ"):
+        comparisons.win_rate(a[:1], b)
+    assert comparisons.win_rate(a.assign(seed=9), b).n == 0
