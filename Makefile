@@ -32,7 +32,7 @@ SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.p
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py training/test_token_metrics.py)
 COMMITTED := integrations/tests/test_against_vllm.py \
-	$(addprefix tests/,audit/test_recorded_audits.py score/test_recorded.py)
+	tests/score/test_recorded.py
 DISPATCHED := $(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as names, \
 	__cpu_features__ as has; print(*filter(has.get, names))'
 check: $(READY)

@@ -20,7 +20,6 @@ VERBS = {
     "seeds": ("report.seeds", "how many seeds a difference needs, from your own logs"),
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
     "score": ("score.command", "how much stress an algorithm bears, in multiples of GRPO's"),
-    "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
     "inspect": ("inspect", "how far an optimizer's step moves the routers of a checkpoint, relative to their size"),
 }
 

@@ -16,7 +16,6 @@ ORDER = (
     ("training",),
     ("runs",),
     ("report", "check", "inspect"),
-    ("audit",),
     ("score",),
     ("cli",),
 )

@@ -182,8 +182,8 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
     Raises ConfigError if it holds a run of another config or, without ``may_redo``, a run that other code has ended.
     """
     state = read_state(run.folder)
-    now = {"config_hash": run.config_hash, "config": run.plain}
-    lifecycle.refuse(run.folder, state.facts or None, now, may_redo or not state.has_ended)
+    if state.facts:
+        lifecycle.refuse(run, state.facts, may_redo or not state.has_ended)
     return state
 
 
