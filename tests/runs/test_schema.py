@@ -84,7 +84,7 @@ def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     for key, default in defaults.items():
         assert flatten(own).get(key) == default, "what is not hashed is the default"
     assert CollapseConfig.__annotations__.keys() == Rule.__annotations__.keys()
-    assert Rule(**own["collapse"]) == Rule(), "imported runs and those of other trainers are judged by the same numbers"
+    assert Rule(**own["collapse"]) == Rule(), "runs of other trainers are judged by the same numbers"
 
 
 @pytest.mark.parametrize(
