@@ -60,7 +60,7 @@ lint: $(READY)
 # In an environment that has TRL. `make speed SETTING="micro stale"` measures these alone; with `RECORD=--record` it replaces
 # them in the committed numbers.
 speed: $(ORACLES)/trl/.ready
-	$(ORACLES)/trl/bin/python -m steadymoe.integrations.speed $(if $(SETTING),--setting $(SETTING)) $(RECORD)
+	$(ORACLES)/trl/bin/python benchmarks/speed.py $(if $(SETTING),--setting $(SETTING)) $(RECORD)
 
 # What TRL and verl compute, recorded anew for tests/algorithms/test_oracles.py. verl needs transformers below 5.11 and TRL is
 # measured with this project's, so each has an environment; of verl's requirements only what its losses import.
@@ -130,11 +130,11 @@ check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 
 # Recorded anew in results/trainers: the same frozen rollouts through three trainers.
 side-by-side: $(ORACLES)/trl/.ready
-	$(ORACLES)/trl/bin/python integrations/tests/side_by_side.py results/trainers
+	$(ORACLES)/trl/bin/python benchmarks/side_by_side.py results/trainers
 
 # What needs a GPU, in three stages, each with its table in results/measured_gpu; results/gpu has a record.
 gpu: $(READY)
-	$(BIN)/python tests/gpu/stages.py results/measured_gpu
+	$(BIN)/python benchmarks/gpu.py results/measured_gpu
 
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info integrations/build integrations/*.egg-info \
