@@ -393,6 +393,8 @@ def test_hash_covers_exactly_what_changes_numbers(monkeypatch: pytest.MonkeyPatc
     assert {hashed(word) for word in same} == {hashed()}
     others = ["seed=1", "steps=99", "algorithm=gspo", "model=micro", "model.config.num_experts=8", "precision=bf16"]
     assert len({hashed(), *map(hashed, others)}) == 1 + len(others)
+    plain = compose.plan([])[0].plain
+    assert identity.config_hash(plain | {"audit": {"groups": 8}}) == hashed(), "older runs have this section"
 
 
 def test_a_new_field_changes_no_hash_at_its_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ Recipe for a module that has something to show::
 
     from steadymoe.bench.report import write
 
-    paths = write.figure(results, "audit-dose", dose(rows), CAPTION, formats)  # and its numbers
-    paths += write.table(results, "audit-ranking", ranking, CAPTION)  # tables/audit-ranking.{md,csv,tex}
+    paths = write.figure(results, "mine-dose", dose(rows), CAPTION, formats)  # and its numbers
+    paths += write.table(results, "mine-ranking", ranking, CAPTION)  # tables/mine-ranking.{md,csv,tex}
     paths += write.files(pages, {"claims.md": text})  # whole pages, in the folder that the user named
     write.section(readme, "findings", text)  # what stands between two markers of a page
     page = write.html("score", "page.html", tables=tables)  # bench/score/page.html, based on bench/report/base.html
