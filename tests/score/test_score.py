@@ -375,7 +375,7 @@ def test_redo_replaces_outdated_runs_of_every_dial(small: Path, score: Score, mo
     assert "outdated: 2 to replace" in score("algorithm=same", "--redo", "--dry")[1]
     before = times(runs)
     code, _, err = score("algorithm=same", "--redo")
-    assert (code, err.count("rerun: ")) == (0, 2)
+    assert (code, err.count("rerunning ")) == (0, 2)
     redone = {path.parent for path, when in times(runs).items() if when != before[path]}
     assert redone == {path.parent for path in beyond}
 
@@ -385,7 +385,7 @@ def test_redo_replaces_outdated_runs_of_every_dial(small: Path, score: Score, mo
     assert (code, "was scored with another config" in err) == (2, True)
     code, _, err = score("algorithm=same", "--redo")
     assert code == 0, err
-    assert len([line for line in err.splitlines() if line.startswith("rerun: ")]) == len(ours)
+    assert len([line for line in err.splitlines() if line.startswith("rerunning ")]) == len(ours)
     found = [json.loads(path.read_text()) for path in runs.rglob("run.json")]
     clips = {facts["config"]["algorithm"]["loss"]["clip_high"] for facts in found if facts["algorithm"] == "same"}
     assert clips == {0.3}
