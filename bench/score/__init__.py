@@ -1,5 +1,5 @@
-"""``steadymoe score``: compare an algorithm with the recorded ones, submit the score, verify submitted scores.
+"""``steadymoe score``: compare an algorithm with GRPO and GSPO, record the score, draw the board of recorded losses.
 
-``standard`` defines the dials and reads their recorded numbers, ``outcomes`` turns runs into scores. ``entry`` reads
-and writes a submitted score, ``board`` ranks entries, ``rerun`` repeats them.
+``standard`` defines the dials and reads their recorded numbers, ``outcomes`` turns runs into scores, ``recorded``
+appends to the recorded numbers, ``board`` ranks the losses.
 """

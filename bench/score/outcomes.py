@@ -10,7 +10,7 @@ import pandas as pd
 from steadymoe.bench.report import archive, tables
 from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.runs.compose import Run
-from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, Dial
+from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, SHUFFLED, Dial
 from steadymoe.bench.statistics.bearable import Bearable
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds, t_quantile
@@ -86,23 +86,31 @@ def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[floa
     return more
 
 
-def scores(outcomes: pd.DataFrame) -> list[Score]:
-    """Return a score for each loss of ``outcomes`` with runs on the rate's dial, the highest bearable rate first."""
-    losses = list(dict.fromkeys(outcomes.loc[outcomes["dial"] == RATE.name, "loss"]))
-    borne: dict[str, dict[str, Bearable | None]] = {loss: {} for loss in losses}
-    decided: dict[str, dict[str, bool]] = {loss: {} for loss in losses}
+def scores(*blocks: pd.DataFrame) -> list[Score]:
+    """Return a score for each loss with runs on the rate's dial, the highest bearable rate first.
+
+    A loss is compared with GRPO in its own block, the first that has it. Holm's correction is over all blocks.
+    """
+    of: dict[str, pd.DataFrame] = {}
+    for block in blocks:
+        for loss in dict.fromkeys(block.loc[block["dial"] == RATE.name, "loss"]):
+            of.setdefault(loss, block)
+    borne: dict[str, dict[str, Bearable | None]] = {loss: {} for loss in of}
+    decided: dict[str, dict[str, bool]] = {loss: {} for loss in of}
     for dial in DIALS:
-        levels = dial.levels(outcomes)
-        numbers = {loss: bearable.borne(levels, loss, dial.at)[0] for loss in losses if loss in set(levels["line"])}
+        levels = {loss: dial.levels(block) for loss, block in of.items()}
+        numbers = {
+            loss: bearable.borne(ours, loss, dial.at)[0] for loss, ours in levels.items() if loss in set(ours["line"])
+        }
         known = {loss: number for loss, number in numbers.items() if number is not None}
         others = [loss for loss in known if loss != REFERENCE]
         corrected = dict(zip(others, holm([known[loss].p for loss in others]), strict=True))
         for loss, number in numbers.items():
             borne[loss][dial.name] = number
             decided[loss][dial.name] = loss in corrected and is_decided(corrected[loss], known[loss].n)
-    found, of_rate = [], _on_shared_seeds(outcomes)
-    for loss in losses:
-        rate = best_rate(outcomes, loss)
+    found = []
+    for loss, block in of.items():
+        rate, of_rate = best_rate(block, loss), _on_shared_seeds(block)
         ours = of_rate[(of_rate["loss"] == loss) & (of_rate["value"] == rate)]
         ends = (over_seeds(ours[name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
         found.append(Score(loss, borne[loss], decided[loss], rate, *ends))
@@ -114,6 +122,17 @@ def _on_shared_seeds(outcomes: pd.DataFrame) -> pd.DataFrame:
     of_rate = outcomes[outcomes["dial"] == RATE.name]
     seeds = of_rate.groupby("loss")["seed"].agg(set)
     return of_rate[of_rate["seed"].isin(set.intersection(*seeds))]
+
+
+def gains_without_reward(outcomes: pd.DataFrame, shuffled: pd.DataFrame) -> str:
+    """Return what is wrong if a loss gains from shuffled rewards a share of what GRPO gains from rewards, else ""."""
+    of_rate = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == REFERENCE)]
+    best = of_rate.groupby("value")[["start", "sampled"]].mean()
+    gain = float((best["sampled"] - best["start"]).max())
+    without = float((shuffled["sampled"] - shuffled["start"]).mean())
+    if without <= max(0.0, SHUFFLED * gain):
+        return ""
+    return f"with shuffled rewards it gains {without:.3f}, GRPO with real ones {gain:.3f}: rewards are not why it gains"
 
 
 def smallest(number: Bearable, losses: int) -> float:

@@ -1,84 +1,56 @@
-"""Record the standard: ``python -m steadymoe.bench.score.recorded RESULTS`` reads the runs of the three dials there.
+"""Append to the recorded outcomes: ``steadymoe score --record``, in a checkout.
 
-Writes the outcomes of all losses that ran on the dial of the rate, and what is known of their runs, into the package.
-What was recorded before stays where the dial has not run for the loss again.
+A loss and the GRPO beside it are a *block* of their own, named after the loss. Seeds are paired within a block alone:
+on another processor they have other cold starts.
 """
 
-import itertools
 import json
-import sys
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, write
-from steadymoe.bench.runs import compose
-from steadymoe.bench.score import outcomes, standard
-from steadymoe.bench.score.standard import DIALS, RATE, REFERENCE, REPEATED, Dial
-from steadymoe.bench.support import regular_files
+from steadymoe.algorithms import names
+from steadymoe.bench.report import write
+from steadymoe.bench.score import standard
+from steadymoe.bench.support import revision
+from steadymoe.bench.support.errors import ConfigError
+
+# What tells recorded rows apart.
+KEYS = ["loss", "dial", "value", "seed"]
 
 
-def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
-    """Write outcomes and facts of the runs below ``results`` to the folder ``to``; return the paths.
+def refuse(overrides: Sequence[str], rows: pd.DataFrame) -> None:
+    """Raise ConfigError if the algorithm of ``overrides`` cannot be recorded with ``rows``.
 
-    A loss counts on a dial if all runs that the standard plans there have ended; of mismatch those at its best rate.
-    All runs on the seeds of ``standard.REPEATED`` count as well. Off the dial of the rate, GRPO's must be there too.
-    Raises ConfigError if ``to`` holds what was recorded with other settings.
+    Of these, loss, dial, value and seed are known before anything runs.
     """
-    is_first = not (to / standard.OUTCOMES).exists()
-    found = pd.DataFrame(columns=list(standard.COLUMNS)) if is_first else standard.recorded(to)
-    made: dict[str, Any] = {"hashes": {}, "also": {}} if is_first else standard.made(to)
-    for dial in DIALS:
-        planned = compose.plan([f"experiment={dial.experiment}", *dial.overrides], multirun=True, with_parts=False)
-        references = [run for run in planned if run.choices["algorithm"] == REFERENCE]
-        standard.refuse_other_settings(dial, references, made["hashes"].get(dial.name, {}))
-        values = {standard.value_of(dial, run) for run in planned}
-        recorded = archive.load(results, dial.experiment)
-        for seeds in ({run.config.seed for run in planned}, set(REPEATED)):
-            runs = recorded["runs"][recorded["runs"]["seed"].isin(seeds)]
-            if dial != RATE and REFERENCE not in set(runs["algorithm"]):
-                continue  # seeds would not be paired: another processor makes other cold starts
-            for loss, steps in recorded["steps"].groupby("algorithm", sort=False, observed=True):
-                ours = outcomes.of_steps(steps[steps["seed"].isin(seeds)], dial, str(loss))
-                if dial.at_best_rate and str(loss) in set(found["loss"]):
-                    ours = ours[ours["rate"] == outcomes.best_rate(found, str(loss))]
-                # Others have run for another purpose.
-                if set(itertools.product(values, seeds)) <= set(zip(ours["value"], ours["seed"], strict=True)):
-                    again = (found["dial"] == dial.name) & (found["loss"] == loss) & found["seed"].isin(seeds)
-                    found = pd.concat([found[~again], ours], ignore_index=True)
-                    _note(made, dial, runs, str(loss))
-    found = found.assign(dial=pd.Categorical(found["dial"], [dial.name for dial in DIALS]))
-    found = found.sort_values(["dial", "loss", "rate", "value", "seed"], ignore_index=True)
-    texts = {standard.OUTCOMES: found.to_csv(index=False), standard.MADE: json.dumps(made, indent=1) + "\n"}
-    return write.files(to, texts)
+    path = standard.FOLDER / standard.OUTCOMES
+    if not revision.is_tracked(path):
+        raise ConfigError(f"--record needs a git checkout of steadymoe, and git does not track {path}")
+    if list(overrides) not in [[f"algorithm={name}"] for name in names(presets=True)]:
+        raise ConfigError(
+            f"--record takes an algorithm of the checkout with the numbers of its YAML, got {shlex.join(overrides)}"
+        )
+    known = pd.concat(standard.blocks())[KEYS]
+    if len(twice := rows[KEYS].merge(known)):
+        loss, dial, value, seed = twice.iloc[0]
+        raise ConfigError(f"{loss} was recorded before: {dial} {value:g}, seed {seed}")
 
 
-def _note(made: dict[str, Any], dial: Dial, runs: pd.DataFrame, loss: str) -> None:
-    """Add to ``made`` what is known of a loss's runs on a dial.
+def append(loss: str, rows: pd.DataFrame, facts: Mapping[str, Any]) -> list[Path]:
+    """Append the outcomes of a loss and of the GRPO beside it, and what is known of its runs; return the files.
 
-    GRPO's give the hashes of configs by value, and the facts of all losses that ran beside it. Those of a loss that ran
-    elsewhere, and those of the repetition, stand under ``also``.
+    Raises ConfigError for rows that ``refuse`` would refuse, and for runs that are not paired.
     """
-    ours = runs[runs["algorithm"] == loss]
-    last = ours.iloc[-1]
-    started = regular_files.read_json(Path(last["folder"]) / "run.json")["started"]
-    facts = {key: str(last[key]) for key in ("machine", "revision", "versions")} | {"date": str(started)[:10]}
-    if set(ours["seed"]) <= set(REPEATED):
-        of = "" if dial == RATE else f" of {dial.name}"
-        made["also"][f"seeds {min(REPEATED)} to {max(REPEATED)}{of}"] = facts
-        return
-    if loss == REFERENCE:
-        values = ours[dial.column].astype(float).map("{:g}".format)
-        made["hashes"][dial.name] = dict(zip(values, ours["config_without_seed"], strict=True))
-    if dial != RATE:
-        return
-    made["also"].pop(loss, None)
-    if loss == REFERENCE:
-        made |= {"minutes": round(float(runs["wall_seconds"].median()) / 60, 2)} | facts
-    elif REFERENCE not in set(runs["algorithm"]):
-        made["also"][loss] = facts
-
-
-if __name__ == "__main__":
-    print("\n".join(f"wrote {path}" for path in record(Path(sys.argv[1]))))
+    refuse([f"algorithm={loss}"], rows[rows["loss"] == loss])  # another process may have recorded it meanwhile
+    if (rows.groupby(["dial", "seed"])["start"].nunique() > 1).any():
+        raise ConfigError(f"{loss} is not recorded: GRPO's runs began from other cold starts; run both on one machine")
+    made = standard.made()
+    made["also"][loss] = dict(facts)
+    text = (standard.FOLDER / standard.OUTCOMES).read_text()
+    text += rows.assign(block=loss).to_csv(index=False, header=False)
+    # The rows come last: without them the loss is not recorded, and the same command records it.
+    return write.files(standard.FOLDER, {standard.MADE: json.dumps(made, indent=1) + "\n", standard.OUTCOMES: text})

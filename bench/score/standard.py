@@ -29,7 +29,10 @@ REPEATED = range(10, 15)
 QUICK = ("optimizer.learning_rate=1e-4,2e-4,4e-4", "seed=0,1,2")
 # Numbers of a loss's own that may be tuned.
 MOST_TUNED = 3
+# A loss that learns from shuffled rewards does not learn from rewards: of GRPO's gain it may have this share.
+SHUFFLED = 0.25
 FOLDER = Path(__file__).parent / VERSION
+# In the first, ``COLUMNS`` and the block of a row: ``suite``, or the loss that was recorded with a GRPO of its own.
 OUTCOMES, MADE = "outcomes.csv", "made.json"
 # One row for each run: ``loss`` is its label, ``rate`` its learning rate, ``value`` that of the dial; accuracies of the
 # cold start and of the end, sampled and greedy.
@@ -64,25 +67,29 @@ MISMATCH = Dial("mismatch", "bearable_mismatch", "strength", at=0.0, at_best_rat
 DIALS = (RATE, STALENESS, MISMATCH)
 
 
-def recorded(folder: Path = FOLDER) -> pd.DataFrame:
-    """Return the recorded outcomes (``COLUMNS``): the board's, of the suite's own losses."""
-    return pd.read_csv(folder / OUTCOMES)
+def blocks() -> list[pd.DataFrame]:
+    """Return the recorded outcomes (``COLUMNS``) by block, the suite's first; seeds are paired within a block."""
+    table = pd.read_csv(FOLDER / OUTCOMES)
+    return [block[list(COLUMNS)].reset_index(drop=True) for _, block in table.groupby("block", sort=False)]
 
 
-def made(folder: Path = FOLDER) -> dict[str, Any]:
+def recorded() -> pd.DataFrame:
+    """Return the recorded outcomes of the suite's block."""
+    return blocks()[0]
+
+
+def made() -> dict[str, Any]:
     """Return what is known of the recorded runs: hashes of GRPO's by dial and value, minutes, machine, date.
 
-    ``also``: what was made elsewhere, a loss or the repetition → machine and date.
+    ``also``: what was made elsewhere, a loss or the repetition → machine, date and, of a loss with a block of its own,
+    its label.
     """
-    return dict(json.loads((folder / MADE).read_text()))
+    return dict(json.loads((FOLDER / MADE).read_text()))
 
 
-def refuse_other_settings(dial: Dial, runs: Sequence[Run], hashes: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigError if GRPO's planned ``runs`` have other numbers than the recorded ones: another standard.
-
-    ``hashes``: value → hash of the recorded config; by default those of this version.
-    """
-    hashes = made()["hashes"][dial.name] if hashes is None else hashes
+def refuse_other_settings(dial: Dial, runs: Sequence[Run]) -> None:
+    """Raise ConfigError if GRPO's planned ``runs`` have other numbers than the recorded ones: another standard."""
+    hashes = made()["hashes"][dial.name]
     for run in runs:
         value = f"{value_of(dial, run):g}"
         if value in hashes and identity.config_hash(run.plain | {"seed": None, "start_from": None}) != hashes[value]:

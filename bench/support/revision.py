@@ -9,18 +9,24 @@ from typing import Any
 def revision() -> dict[str, Any] | None:
     """``commit`` (a hash) and ``changed`` (whether tracked files differ from it); None outside a git checkout."""
     here = Path(__file__)
-
-    def git(*words: str) -> str | None:
-        try:
-            answer = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=True)
-        except (FileNotFoundError, subprocess.CalledProcessError):
-            return None
-        return answer.stdout.strip()
-
     # The code may be installed inside the checkout of another project, whose commit says nothing of this code.
-    if git("ls-files", "--error-unmatch", here.name) is None:
+    if not is_tracked(here):
         return None
-    return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
+    changed = _git(here.parent, "status", "--porcelain", "-uno")
+    return {"commit": _git(here.parent, "rev-parse", "HEAD"), "changed": bool(changed)}
+
+
+def is_tracked(path: Path) -> bool:
+    """Return whether a file is tracked in a git checkout."""
+    return _git(path.parent, "ls-files", "--error-unmatch", path.name) is not None
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()
 
 
 def version_line() -> str:

@@ -1,20 +1,21 @@
-"""Scores: three numbers a loss from outcomes that are known, what runs, what is refused, and one from end to end."""
+"""Scores: three numbers a loss from outcomes that are known, what runs, what is refused and what is recorded."""
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from fixtures import on_path, steadymoe
 
-from steadymoe.bench.runs import compose, identity, record
-from steadymoe.bench.runs.command import make_one
-from steadymoe.bench.score import board, command, entry, outcomes, recorded, rerun, standard
+from steadymoe.bench.check import properties
+from steadymoe.bench.runs import compose, identity
+from steadymoe.bench.score import board, command, outcomes, recorded, standard
 from steadymoe.bench.score.standard import COLUMNS, DIALS, MISMATCH, RATE, REFERENCE, STALENESS, Dial
 from steadymoe.bench.support.errors import ConfigError
 
@@ -149,11 +150,9 @@ def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
         ("algorithm=nothing", "there is no algorithm 'nothing'"),
         ("algorithm=grpo model=tiny", "got model=tiny"),
         ("algorithm=grpo --fast", "--fast"),
-        ("algorithm=grpo --paper x", "--paper requires --submit"),
-        ("algorithm=grpo --submit x", "--submit requires --paper"),
-        ("--verify x --quick", "--quick cannot be combined with --verify"),
-        ("--verify x", "--verify requires --commit and --board"),
-        ("--verify nowhere --commit 1234567 --board b", "nowhere is not an entry"),
+        ("algorithm=sapo --record --quick", "--quick cannot be combined with --record"),
+        ("--board b --quick", "--quick cannot be combined with --board"),
+        ("--record", "algorithm=NAME"),
         ("algorithm=grpo algorithm.loss.clip_low=-1", "clip_low"),
         ("algorithm=dapo", "dapo changes what the standard fixes"),
         ("algorithm=gspo algorithm.sampling.max_rollouts=2", "algorithm.sampling.max_rollouts: 1 -> 2"),
@@ -178,12 +177,13 @@ def test_dry_run_prints_what_is_missing(score: Score, tmp_path: Path) -> None:
     code, out, _ = score("algorithm=sapo", "--dry")
     assert code == 0
     assert "rate: 75 runs: 75 to run" in out  # SAPO, GRPO, GSPO
-    assert "staleness and mismatch: 120 to run" in out
+    assert "staleness and mismatch: 120 to run; with shuffled rewards: 1" in out
     ((minutes, at, one),) = re.findall(
         r"about (\d+) minutes with (\d+) runs at once.* one run took ([\d.]+) minutes", out
     )
-    assert float(minutes) == pytest.approx(195 * float(one) / int(at), abs=0.51)
-    assert "rate: 18 runs: 18 to run" in score("algorithm=sapo", "--quick", "--dry")[1]
+    assert float(minutes) == pytest.approx(196 * float(one) / int(at), abs=0.51)
+    assert "rate: 18 runs: 18 to run" in (quick := score("algorithm=sapo", "--quick", "--dry")[1])
+    assert "shuffled" not in quick
     assert "rate: 9 runs: 9 to run" in score("algorithm=grpo", "--quick", "--dry")[1]  # GRPO is its own anchor
     assert "rate: 18 runs: 18 to run" in score("algorithm=gspo", "--quick", "--dry")[1]  # no anchor of a quick score
     assert not list(tmp_path.iterdir())
@@ -212,7 +212,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     staleness = replace(STALENESS, overrides=(*SMALL, "updates_per_rollout=2,4"))
     mismatch = replace(MISMATCH, overrides=(*SMALL, "updates_per_rollout=2", "engine.strength=0.0,0.1"))
     dials = (rate, staleness, mismatch)
-    for module in (standard, outcomes, command, board, entry, rerun, recorded):
+    for module in (standard, outcomes, command, board):
         for name, value in {"RATE": rate, "DIALS": dials}.items():
             if name in vars(module):
                 monkeypatch.setattr(module, name, value)
@@ -223,54 +223,10 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         plain = {f"{standard.value_of(dial, run):g}": run.plain for run in planned}
         nameless = {"seed": None, "start_from": None}
         hashes[dial.name] = {value: identity.config_hash(each | nameless) for value, each in plain.items()}
-    facts, read = standard.made() | {"hashes": hashes}, standard.made
-    monkeypatch.setattr(standard, "made", lambda *folder: read(*folder) if folder else facts)
+    shutil.copytree(standard.FOLDER, tmp_path / "standard")
+    (tmp_path / "standard" / standard.MADE).write_text(json.dumps(standard.made() | {"hashes": hashes}))
+    monkeypatch.setattr(standard, "FOLDER", tmp_path / "standard")
     return tmp_path
-
-
-def test_recording_keeps_results_recorded_elsewhere(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss that runs later joins the table with facts of its own, as further seeds do; a repeated run is replaced."""
-    to, rate = small / "standard", standard.RATE
-    monkeypatch.setattr(recorded, "REPEATED", range(8, 9))
-
-    def after(loss: str, seeds: str = "0,1") -> tuple[pd.DataFrame, dict[str, Any]]:
-        results = small / f"{loss}-{seeds[0]}"
-        common = [f"experiment={rate.experiment}", *rate.overrides, f"results_dir={results}", f"seed={seeds}"]
-        for run in compose.plan([*common, f"algorithm={loss}"], multirun=True):
-            assert make_one(run) in record.ENDED
-        recorded.record(results, to)
-        return pd.read_csv(to / standard.OUTCOMES), json.loads((to / standard.MADE).read_text())
-
-    first, facts = after("grpo")
-    assert len(first) == 4
-    assert facts["also"] == {}
-    both, facts = after("topr")
-    assert both[both["loss"] == "grpo"].equals(first)
-    assert len(both) == 8
-    assert facts["also"].keys() == {"topr"}
-    again, facts = after("grpo")
-    assert again.equals(both)
-    assert facts["also"].keys() == {"topr"}
-    more, facts = after("grpo", "8")
-    assert more[more["seed"] != 8].reset_index(drop=True).equals(both)
-    assert len(more) == len(both) + 2
-    assert facts["also"].keys() == {"topr", "seeds 8 to 8"}
-    (to / standard.MADE).write_text(
-        json.dumps(facts | {"hashes": {"rate": dict.fromkeys(facts["hashes"]["rate"], "0")}})
-    )
-    with pytest.raises(ConfigError, match="is not as it was recorded"):
-        recorded.record(small / "grpo-0", to)
-
-
-def test_staleness_is_recorded_only_next_to_grpo(small: Path) -> None:
-    """Seeds of another machine would not be paired: their cold starts differ."""
-    (_, staleness, _), to = recorded.DIALS, small / "standard"
-    for loss, expected in (("topr", set()), ("grpo", {"topr", "grpo"})):
-        words = [f"experiment={staleness.experiment}", *staleness.overrides, f"results_dir={small / 'results'}"]
-        for run in compose.plan([*words, f"algorithm={loss}"], multirun=True):
-            assert make_one(run) in record.ENDED
-        recorded.record(small / "results", to)
-        assert set(pd.read_csv(to / standard.OUTCOMES)["loss"]) == expected
 
 
 def times(folder: Path) -> dict[Path, float]:
@@ -287,14 +243,8 @@ def scored(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> str:
     return out
 
 
-def submitted(score: Score) -> entry.Entry:
-    code, _, err = score("algorithm=same", "--submit", "boards/same", "--paper", "none")
-    assert (code, err) == (0, "")
-    return entry.read(Path("boards/same"))
-
-
 def test_score_end_to_end(small: Path, score: Score, scored: str) -> None:
-    """GRPO under another name scores as GRPO does; again nothing runs; its entry is read."""
+    """GRPO under another name scores as GRPO does; again nothing runs."""
     folder = Path("results/scores/steadymoe-2/same")
     table = pd.read_csv(folder / "outcomes.csv")
     for dial in ("rate", "staleness", "mismatch"):
@@ -307,40 +257,110 @@ def test_score_end_to_end(small: Path, score: Score, scored: str) -> None:
     assert {"score.html", "profile.png"} <= {path.name for path in folder.iterdir()}
     assert "same" in scored
     before = times(small / "results" / "runs")
+    (shuffled,) = (path for path in before if "bearable_shuffled" in path.parts)
+    config = json.loads((shuffled.parent / "run.json").read_text())["config"]
+    assert config["rollout"]["shuffle_rewards"]
+    assert config["optimizer"]["learning_rate"] == outcomes.best_rate(table, "same")
     assert score("algorithm=same")[0] == 0
     assert times(small / "results" / "runs") == before
     _, out, _ = score("algorithm=same", "--dry")
-    assert "staleness and mismatch: 0 to run" in out
+    assert "staleness and mismatch: 0 to run; with shuffled rewards: 0" in out
     assert "minutes" not in out
-    assert submitted(score).files == ["conf/algorithm/same.yaml"]
-    assert "unverified, n = 2" in board.rows(board.standings(Path("boards")))["numbers"].tolist()
-    assert score("algorithm=same", "--submit", "boards/same", "--paper", "none")[2].startswith("steadymoe: boards/same")
 
 
-@pytest.mark.check
-@pytest.mark.usefixtures("scored")
-def test_entry_is_verified_and_listed(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = submitted(score)
-    monkeypatch.setattr(rerun, "_SEEDS", 2)
-    monkeypatch.setattr(rerun, "_PROMPTS", 8)
-    monkeypatch.setattr(rerun, "_gains_without_reward", lambda outcomes, shuffled: "")  # eight prompts are luck
-    code, out, err = score("--verify", "boards/same", "--commit", "1a2b3c4d", "--board", "boards")
-    assert code == 0, err[-2000:]
-    assert "same: verified" in out
-    rerun_numbers = pd.read_csv(Path("boards/verified") / f"{found.digest}.csv")
-    same, grpo = (rerun_numbers[rerun_numbers["loss"] == loss]["sampled"].tolist() for loss in ("same", "grpo"))
-    assert same == grpo
-    assert set(rerun_numbers["seed"]) == set(rerun.seeds("1a2b3c4d"))
-    shown = board.rows(board.standings(Path("boards"))).set_index("loss")
-    assert shown.loc["same", "numbers"] == "verified at 1a2b3c4, n = 2"
-    assert score("--board", "boards")[0] == 0
-    assert "same" in Path("boards/board.md").read_text()
+def test_gain_from_shuffled_rewards_is_named() -> None:
+    table = made({"grpo": 0.0, "mine": 0.0})  # GRPO gains .4
+    shuffled = table[table["loss"] == "mine"]
+    assert outcomes.gains_without_reward(table, shuffled.assign(sampled=0.48)) == ""
+    assert "with shuffled rewards it gains 0.120" in outcomes.gains_without_reward(table, shuffled.assign(sampled=0.52))
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(small: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The small standard in a git checkout, from which ``gmpo`` is missing; every algorithm passes ``check``."""
+    folder = small / "standard"
+    table = pd.read_csv(folder / standard.OUTCOMES)
+    table[table["loss"] != "gmpo"].to_csv(folder / standard.OUTCOMES, index=False)
+    git(folder, "init")
+    git(folder, "add", ".")
+    monkeypatch.setattr(command.check, "check", lambda overrides: 0)
+    monkeypatch.setattr(command, "ANCHORS", (REFERENCE,))
+    return folder
+
+
+def test_record_appends_the_loss_and_its_reference(
+    checkout: Path, score: Score, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss that gains without rewards is not recorded; one that does not is, once, and then is on the board."""
+    files = [checkout / name for name in (standard.OUTCOMES, standard.MADE)]
+    before = [path.read_text() for path in files]
+    monkeypatch.setattr(outcomes, "gains_without_reward", lambda *tables: "rewards are not why it gains")
+    code, out, _ = score("algorithm=gmpo", "--record")
+    assert (code, "gmpo cannot be recorded: rewards are not why it gains." in out) == (1, True)
+    assert [path.read_text() for path in files] == before
+
+    monkeypatch.setattr(outcomes, "gains_without_reward", lambda *tables: "")
+    monkeypatch.setattr(properties, "memory", lambda loss: f"{properties.KEEPS_STATE}: mean")
+    code, out, err = score("algorithm=gmpo", "--record")
+    assert code == 0, err
+    assert "gmpo is with state" in out
+    assert files[0].read_text().startswith(before[0])
+    measured = pd.read_csv("results/scores/steadymoe-2/gmpo/outcomes.csv")
+    suite, block = standard.blocks()
+    assert len(suite) == before[0].count("\n") - 1
+    pd.testing.assert_frame_equal(block, measured)
+    assert set(block["loss"]) == {"gmpo", REFERENCE}
+    assert set(block["dial"]) == {"rate", "staleness", "mismatch"}
+    facts = standard.made()
+    assert facts["also"].pop("gmpo").keys() == {"machine", "revision", "versions", "date", "label"}
+    assert facts == json.loads(before[1])
+
+    assert score("--board", "board")[0] == 0
+    page = Path("board/board.md").read_text()
+    (row,) = [line for line in page.partition("## Headroom")[0].splitlines() if line.startswith("| gmpo ")]
+    assert "recorded, with state, n = 2" in row
+    assert "next to grpo" in page
+    after, runs = files[0].read_text(), times(Path("results/runs"))
+    code, out, err = score("algorithm=gmpo", "--record")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "gmpo was recorded before: rate 0.001, seed 0" in err
+    assert (files[0].read_text(), times(Path("results/runs"))) == (after, runs)
+
+
+def test_record_needs_a_checkout_and_a_shipped_loss(checkout: Path, score: Score) -> None:
+    """Before anything runs."""
+    for words in (["algorithm=same"], ["algorithm=gmpo", "algorithm.loss.log_clip_low=.1"]):
+        code, out, err = score(*words, "--record")
+        assert (code, out) == (2, "")
+        assert f"algorithm of the checkout with the numbers of its YAML, got {' '.join(words)}" in err
+    git(checkout, "rm", "--cached", standard.OUTCOMES)
+    for leave in (lambda: None, lambda: shutil.rmtree(checkout / ".git")):
+        leave()
+        code, out, err = score("algorithm=gmpo", "--record")
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert "--record needs a git checkout of steadymoe" in err
+    assert not Path("results").exists()
+
+
+def test_runs_from_several_cold_starts_are_not_recorded(checkout: Path) -> None:
+    before = (checkout / standard.OUTCOMES).read_text()
+    table = made({REFERENCE: 0.0, "gmpo": 0.0})
+    rows = table.assign(start=table["start"].where(table["loss"] == REFERENCE, 0.5))
+    with pytest.raises(ConfigError, match="gmpo is not recorded: GRPO's runs began from other cold starts"):
+        recorded.append("gmpo", rows, {})
+    with pytest.raises(ConfigError, match="gspo was recorded before"):
+        recorded.append("gspo", made({REFERENCE: 0.0, "gspo": 0.0}), {})
+    assert (checkout / standard.OUTCOMES).read_text() == before
 
 
 @pytest.mark.check
 @pytest.mark.usefixtures("scored")
 def test_redo_replaces_outdated_runs_of_every_dial(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those beyond the grid's end, too; nothing is submitted before."""
+    """Those beyond the grid's end, too."""
     monkeypatch.setattr(outcomes, "wider", lambda levels, loss, grid: [2 * grid[-1]] if loss == "same" else [])
     assert score("algorithm=same")[0] == 0
     runs = small / "results" / "runs"
@@ -350,28 +370,25 @@ def test_redo_replaces_outdated_runs_of_every_dial(small: Path, score: Score, mo
     assert len(beyond) == 2
     for path in beyond:
         path.write_text(json.dumps(ours[path] | {"algorithm_code": "0" * 16}))
-    for words in ((), ("--submit", "boards/same", "--paper", "none")):
-        code, _, err = score("algorithm=same", *words)
-        assert (code, "was made with" in err) == (2, True)
+    code, _, err = score("algorithm=same")
+    assert (code, "was made with" in err) == (2, True)
     assert "outdated: 2 to replace" in score("algorithm=same", "--redo", "--dry")[1]
     before = times(runs)
     code, _, err = score("algorithm=same", "--redo")
-    assert (code, err.count("rerun: ")) == (0, 2)
+    assert (code, err.count("rerunning ")) == (0, 2)
     redone = {path.parent for path, when in times(runs).items() if when != before[path]}
     assert redone == {path.parent for path in beyond}
 
     yaml = small / "mine" / "conf" / "algorithm" / "same.yaml"
     yaml.write_text(yaml.read_text().replace("clip_high: 0.2", "clip_high: 0.3"))
-    for words in ((), ("--submit", "boards/same", "--paper", "none")):
-        code, _, err = score("algorithm=same", *words)
-        assert (code, "was scored with another config" in err) == (2, True)
+    code, _, err = score("algorithm=same")
+    assert (code, "was scored with another config" in err) == (2, True)
     code, _, err = score("algorithm=same", "--redo")
     assert code == 0, err
-    assert len([line for line in err.splitlines() if line.startswith("rerun: ")]) == len(ours)
+    assert len([line for line in err.splitlines() if line.startswith("rerunning ")]) == len(ours)
     found = [json.loads(path.read_text()) for path in runs.rglob("run.json")]
     clips = {facts["config"]["algorithm"]["loss"]["clip_high"] for facts in found if facts["algorithm"] == "same"}
     assert clips == {0.3}
-    submitted(score)
 
 
 def test_tutorial_loss_is_scored_and_changed_numbers_need_redo(
