@@ -17,7 +17,6 @@ VERBS = {
     "run": ("runs.command", "train: steadymoe run algorithm=gspo model=tiny seed=0; -m sweeps, --dry prints the plan"),
     "status": ("runs.status", "finished and failed runs, and how to resume"),
     "report": ("report.command", "tables, figures and report.html from recorded runs"),
-    "seeds": ("report.seeds", "how many seeds a difference needs, from your own logs"),
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
     "score": ("score.command", "how much stress an algorithm bears, in multiples of GRPO's"),
     "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),

@@ -10,12 +10,17 @@ import pandas as pd
 
 from steadymoe.bench.report import paper
 from steadymoe.bench.statistics.comparisons import (
+    ALPHA,
     DECIDED,
     MIN_TO_DECIDE,
+    POWER,
+    detectable,
+    deviation,
     holm,
     is_decided,
     probability_of_improvement,
     ranking,
+    seeds_needed,
 )
 from steadymoe.bench.statistics.efficiency import METRICS, Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
@@ -248,12 +253,17 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
 
 # The cost of this reward is compared: this share of the way from the first step's to the best arm's final reward.
 PART_OF_THE_GAIN = 0.9
+# The table says how many seeds a difference of this size takes.
+EFFECT = 0.05
 COMPARED = ("updates", "samples", "tokens", "seconds")
 HEAD_TO_HEAD_CAPTION = (
     f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
     f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} p of collapse: "
     "log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
-    "treats runs as independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
+    "treats runs as independent. Detectable: the true difference in final reward that an uncorrected paired t test at "
+    f"{ALPHA:.0%} finds with probability {POWER:.0%} at these n seeds, and the seeds that {EFFECT:g} would need, "
+    "both from the standard deviation of the differences (– if it is not known). "
+    "Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
     "Held-out wins: the share of held-out prompts that the arm answers better minus the share that the best arm "
     "answers better. The "
     "other columns are training efficiency: the cost of the arm divided by the cost of the best arm, in updates, "
@@ -287,9 +297,12 @@ def head_to_head(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFr
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
+        spread = deviation(finals[arm], finals[best])
         rows.append(
             {"arm": arm, "against": best, "n": row["difference"].n, "final reward, difference": row["difference"]}
             | {"p (Holm)": row["p_corrected"], "p of collapse (Holm)": p_collapse[arm]}
+            | {"detectable": detectable(spread, row["difference"].n)}
+            | {f"seeds for {EFFECT:g}": seeds_needed(spread, EFFECT)}
             | {"better": probability_of_improvement(finals[arm], finals[best])}
             | {"held-out wins": _wins(answers.get(arm), answers.get(best))}
             | {
@@ -297,7 +310,7 @@ def head_to_head(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFr
                 for unit in costs_of.get(arm, ())
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, dtype=object)  # counts stay whole beside nan
 
 
 def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 from scipy.special import stdtr
-from scipy.stats import chi2, nct, norm  # type: ignore[attr-defined]  # made at run time
+from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run time
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.estimates import (
@@ -242,79 +242,46 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     return (1 + beyond) / (1 + SIGNS_DRAWN)
 
 
-def _power(away: float, degrees: float, level: float) -> float:
-    """The probability that a two-sided t test finds a mean that lies ``away`` standard errors off (noncentral t).
+def deviation(a: pd.Series, b: pd.Series) -> float:
+    """Return the standard deviation of a − b over the shared seeds; nan below three, or if they vary by rounding."""
+    ours, theirs = _paired(a, b)
+    apart = ours - theirs
+    if len(apart) < MIN_FOR_INTERVAL or np.ptp(apart) <= _ROUNDING * np.abs([ours, theirs]).max():
+        return np.nan
+    return float(apart.std(ddof=1))
+
+
+def _power(away: float, n: int) -> float:
+    """The probability that a paired t test of n seeds finds a mean ``away`` standard errors off (noncentral t).
 
     A finding with the wrong sign does not count: it is rarer than 1e-4 if the power is a half or more.
     """
-    bound = student.ppf(1 - level / 2, degrees)
+    bound = t_quantile(1 - ALPHA, n - 1)
     if away > bound + 10:  # scipy's series fails there
         return 1.0
-    return float(nct.sf(bound, degrees, away))
+    return float(nct.sf(bound, n - 1, away))
 
 
-def detectable(error: float, degrees: float, level: float = ALPHA) -> float:
-    """Return the difference that a two-sided t test at ``level`` finds with probability ``POWER``.
+def detectable(deviation: float, n: int) -> float:
+    """Return the difference that a paired t test of n seeds finds with probability ``POWER``; nan if it is not known.
 
-    ``error`` is the standard error of the measured difference and is taken for the true one.
+    ``deviation`` is that of the differences of seeds that have run, and is taken for the true one.
     """
-    if error == 0:
-        return 0.0
-    most = float(student.ppf(1 - level / 2, degrees)) + 11
-    return error * float(brentq(lambda away: _power(away, degrees, level) - POWER, 0.0, most))
+    if np.isnan(deviation):
+        return np.nan
+    away = brentq(lambda away: _power(away, n) - POWER, 0.0, t_quantile(1 - ALPHA, n - 1) + 11)
+    return deviation / np.sqrt(n) * float(away)
 
 
-def seeds_needed(differences: Sequence[float], effect: float) -> int:
-    """Return the fewest seeds, at least three, with which a paired t test finds ``effect`` with probability ``POWER``.
+def seeds_needed(deviation: float, effect: float) -> float:
+    """Return the fewest seeds, at least three, with which ``effect`` is ``detectable``; nan if they are not known.
 
-    ``differences`` come from seeds that have run; their standard deviation is taken for the true one. ``MAX_SEEDS``
-    means that many seeds or more, also for an effect of 0. Raises ValueError for fewer than three differences.
+    ``MAX_SEEDS`` means that many or more.
     """
-    if len(differences) < MIN_FOR_INTERVAL:
-        raise ValueError(f"the spread of {len(differences)} differences is not known: run at least three seeds")
-    return Spread(float(np.std(np.asarray(differences, dtype=float), ddof=1)), len(differences) - 1).seeds(effect)
-
-
-class Spread(NamedTuple):
-    """How much a comparison varies: its standard error at n seeds per arm is ``deviation``/√n."""
-
-    deviation: float
-    degrees: float
-    """The degrees of freedom with which the deviation is known."""
-    degrees_per_seed: float = 1.0
-    """A test at n seeds per arm has n − 1 times as many degrees of freedom: 1 paired, 1 to 2 in Welch's test."""
-
-    def ends(self) -> tuple["Spread", "Spread"]:
-        """Return the spread with the deviation at both ends of its 95 % interval (χ², for normal numbers)."""
-        quantiles = chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], self.degrees)
-        low, high = (self.deviation * float(np.sqrt(self.degrees / quantile)) for quantile in quantiles)
-        return self._replace(deviation=low), self._replace(deviation=high)
-
-    def seeds(self, effect: float) -> int:
-        """Return ``seeds_needed`` for the test of this comparison, per arm."""
-
-        def enough(n: int) -> bool:
-            if effect == 0 or self.deviation == 0:
-                return effect != 0
-            away = abs(effect) / self.deviation * np.sqrt(n)
-            return _power(away, self.degrees_per_seed * (n - 1), ALPHA) >= POWER
-
-        return bisect_left(range(MAX_SEEDS), True, lo=MIN_FOR_INTERVAL, key=enough)
-
-
-def paired_spread(a: pd.Series, b: pd.Series) -> Spread:
-    """Return the spread of the differences over shared seeds, of which there are at least two."""
-    ours, theirs = _paired(a, b)
-    return Spread(float(np.std(ours - theirs, ddof=1)), len(ours) - 1)
-
-
-def unpaired_spread(a: pd.Series, b: pd.Series) -> Spread:
-    """Return the spread of the difference of two independent arms of at least two seeds each (Welch 1947)."""
-    variances, degrees = np.array([a.var(ddof=1), b.var(ddof=1)]), np.array([a.count() - 1, b.count() - 1])
-    if not variances.any():
-        return Spread(0.0, float(degrees.sum()), 2.0)
-    known, per_seed = (float(variances.sum() ** 2 / (variances**2 / each).sum()) for each in (degrees, 1))
-    return Spread(float(np.sqrt(variances.sum())), known, per_seed)
+    if np.isnan(deviation):
+        return np.nan
+    away = effect / deviation
+    return bisect_left(range(MAX_SEEDS), True, lo=MIN_FOR_INTERVAL, key=lambda n: _power(away * np.sqrt(n), n) >= POWER)
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.report import tables, write
+from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.survival import logrank
 
 SEEDS = range(4)
@@ -77,6 +78,19 @@ def test_differences_wins_and_costs_match_the_curves() -> None:
     name = next(str(name) for name in row.index if str(name).startswith("updates to "))
     first = np.mean([0.01 * seed - 0.0005 for seed in SEEDS])
     assert float(name.split()[-1]) == pytest.approx(first + 0.9 * (0.815 - first), abs=1e-3)
+
+
+def test_detectable_difference_and_seeds_follow_from_the_spread_over_seeds() -> None:
+    levels = {"fast": [0.8, 0.8, 0.8, 0.8], "slow": [0.5, 0.6, 0.7, 0.8], "calm": [0.7] * 4}
+    parts = [steps_of(arm, seed, [0.1] + [by[seed]] * 39, 10.0) for arm, by in levels.items() for seed in SEEDS]
+    made = tables.head_to_head(pd.concat(parts), runs_of(*levels), evaluations({})).set_index("arm")
+    found, spread = made.loc["slow", "detectable"], np.std(levels["slow"], ddof=1)
+    assert seeds_needed(spread, found * 1.0001) == len(SEEDS)
+    assert seeds_needed(spread, found * 0.9999) == len(SEEDS) + 1
+    assert made.loc["slow", "seeds for 0.05"] == seeds_needed(spread, 0.05) > len(SEEDS)
+    of_calm = made.loc[["calm"], ["detectable", "seeds for 0.05"]]
+    assert of_calm.isna().all(axis=None), "differences that do not vary have no known spread"
+    assert f"| {seeds_needed(spread, 0.05)} " in write.to_markdown(made.reset_index())
 
 
 def test_arm_that_never_reaches_the_reward_has_a_bound() -> None:
