@@ -76,8 +76,7 @@ def _run(words: list[str]) -> int:
         print(revision.version_line())
         return 0
     if verb in VERBS:
-        # It reports too, and `steadymoe run` alone does not wait for matplotlib.
-        module = "report.tuning" if verb == "run" and "--tune" in rest else VERBS[verb][0]
+        module, _ = VERBS[verb]
     elif verb == "import":
         raise UserError("import is now steadymoe-integrations import (pip install ./integrations)")
     else:

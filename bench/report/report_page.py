@@ -307,11 +307,12 @@ def _written(
     warnings += [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
     warnings += [f"{line[0].upper()}{line[1:]}." for line in found]
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
-    text = [visible(name), *map(visible, warnings), write.to_markdown(shown["summary"][0])]
+    rates = tables.best_rates(recorded["steps"])
+    text = [visible(name), *map(visible, [*warnings, *rates]), write.to_markdown(shown["summary"][0])]
     return {
         "name": visible(name),
         "arms": arms,
-        "sentences": said + tables.knowledge_lost(recorded["steps"]),
+        "sentences": [*said, *rates, *tables.knowledge_lost(recorded["steps"])],
         "lead": lead,
         "first": first,
         "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report import paper
+from steadymoe.bench.statistics.bearable import best_value
 from steadymoe.bench.statistics.comparisons import (
     ALPHA,
     DECIDED,
@@ -363,6 +364,8 @@ def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dic
 
 # The most arms that a sentence names.
 _MAX_NAMED = 4
+# The words of an arm's name for its learning rate.
+_RATE = r" (optimizer\.)?learning_rate=\S+"
 # A lead of no more than this is rounding.
 _LEVEL = 1e-9
 HEADLINE_CAPTION = (
@@ -417,6 +420,17 @@ def knowledge_lost(steps: pd.DataFrame) -> list[str]:
     named = _named([f"{arm} ({row['first']:.2f} to {row['end']:.2f})" for arm, row in lost.iterrows()], "arms")
     verb = "ends" if len(lost) == 1 else "end"
     return [f"{where}{named} {verb} below the start on every seed, decoded greedily."]
+
+
+def best_rates(steps: pd.DataFrame) -> list[str]:
+    """Return a sentence on the learning rate at which each arm of a sweep over it ends best; none without a sweep."""
+    ends = run_numbers(steps, *SUMMARY["final held-out accuracy"], ["arm", "learning_rate", "seed"]).reset_index()
+    arms, found = ends["arm"].astype(str).str.replace(_RATE, "", regex=True), []
+    for arm, its in ends.groupby(arms, sort=False):
+        if its["learning_rate"].nunique() > 1:
+            rate, end = best_value(its["learning_rate"], its["value"])
+            found.append(f"{arm} {rate:g}" + (f" (the {end} of its grid: extend it)" if end else ""))
+    return [f"Best learning rate by mean held-out accuracy at the end: {', '.join(found)}."] if found else []
 
 
 def _lead(row: pd.Series) -> str:

@@ -79,7 +79,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     group = parser.add_argument_group("submit a finished score")
     group.add_argument("--submit", type=Path, metavar="FOLDER", help="write an entry of the board to this new folder")
     group.add_argument("--paper", metavar="TEXT", help="where the algorithm comes from (required)")
-    text = "the `run --tune` table from which you chose the numbers on the command line"
+    text = "the table of trials from which you chose the numbers on the command line"
     group.add_argument("--tuned", type=Path, metavar="FILE", help=text)
     group = parser.add_argument_group("the board")
     group.add_argument("--verify", type=Path, metavar="FOLDER", help="rerun an entry; executes its code")
@@ -310,7 +310,7 @@ def submit(overrides: Sequence[str], to: Path, paper: str, tuned: Path | None) -
     _refuse(own, arms, every, again=False)
     if len(own.overrides) > 1 and tuned is None:
         raise ConfigError(
-            "numbers on the command line count as tuned; add --tuned FILE, the `run --tune` table that chose them"
+            "numbers on the command line count as tuned; add --tuned FILE, the table of trials that chose them"
         )
     later = (planned for *_, planned in _later(arms))
     if missing := _missing(itertools.chain(*(arm.runs(RATE) for arm in arms), *later)):
