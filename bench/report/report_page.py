@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapses, figures, joined, paper, realism, tables, write
+from steadymoe.bench.report import archive, collapses, figures, joined, paper, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable, style
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
@@ -248,7 +248,6 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
-        "realism": (realism.table(data), realism.CAPTION),
     }
     return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
 

@@ -111,7 +111,7 @@ def one_number(curve: pd.Series, how: str) -> float:
     return float(numbers[how]())
 
 
-def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str] = ("seed",)) -> pd.Series:
+def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str]) -> pd.Series:
     """Return ``one_number`` of each run that has the metric, by ``keys``, which tell one run from another."""
     chosen = steps.loc[steps["metric"] == metric, [*keys, "step", "value"]].sort_values("step")
     curves = chosen.groupby([*keys], observed=True)["value"]

@@ -14,17 +14,14 @@ from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 from scipy.special import stdtr
 from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run time
-from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.estimates import (
     DIFFERENCE,
     LEVEL,
     MIN_FOR_INTERVAL,
-    MIN_LOG,
     Bounds,
     Estimate,
     are_equal,
-    are_zero,
     over_seeds,
     share,
     t_quantile,
@@ -138,49 +135,6 @@ def ratio_of_means(above: pd.Series, below: pd.Series) -> MeanRatio:
         if not are_equal(1 + apart):  # what is rounding is told by the shares' size, which is about 1
             factor = float(np.exp(t_quantile(LEVEL, n - 1) * apart.std(ddof=1) / np.sqrt(n)))
     return MeanRatio(Estimate(ratio, ratio / factor, ratio * factor, n), zeros)
-
-
-class Welch(NamedTuple):
-    """The difference in mean of two independent samples."""
-
-    estimate: Estimate
-    """n is the size of the smaller sample."""
-    error: float
-    """The standard error of the difference."""
-    degrees: float
-    """Welch's degrees of freedom."""
-
-
-def welch(a: pd.Series, b: pd.Series) -> Welch:
-    """Return mean of a less mean of b with Welch's 95 % t interval (1947), for numbers that share nothing but an index.
-
-    Without an interval if a sample has fewer than three numbers, or if both are of equal numbers; nan is left out.
-    """
-    ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
-    sizes = np.array([len(ours), len(theirs)])
-    apart, n = float(ours.mean() - theirs.mean()) if sizes.all() else np.nan, int(sizes.min())
-    if n < MIN_FOR_INTERVAL:
-        return Welch(Estimate(apart, np.nan, np.nan, n), np.nan, np.nan)
-    variances = np.array([ours.var(ddof=1), theirs.var(ddof=1)]) / sizes
-    error = float(np.sqrt(variances.sum()))
-    if are_equal(ours) and are_equal(theirs):
-        return Welch(Estimate(apart, np.nan, np.nan, n), 0.0, float(sizes.sum() - 2))
-    degrees = float(error**4 / (variances**2 / (sizes - 1)).sum())
-    half = float(student.ppf(0.975, degrees)) * error
-    return Welch(Estimate(apart, apart - half, apart + half, n), error, degrees)
-
-
-def unpaired_ratio(above: pd.Series, below: pd.Series) -> Estimate:
-    """Return the ratio of two arms' geometric means, with the interval of ``welch`` on the logarithms.
-
-    A number below ``MIN_LOG`` counts as ``MIN_LOG``; the ratio is 0, or nan, if all of one arm do.
-    """
-    ours, theirs = (arm.dropna() for arm in (above, below))
-    if are_zero(ours) or are_zero(theirs):
-        return Estimate(np.nan if are_zero(theirs) else 0.0, np.nan, np.nan, min(len(ours), len(theirs)))
-    logs = welch(*(np.log(arm.clip(lower=MIN_LOG)) for arm in (ours, theirs))).estimate
-    mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
-    return Estimate(mean, low, high, logs.n)
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
