@@ -252,15 +252,6 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
     return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
 
 
-def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
-    """Return file name → text: the tables of ``shown_tables``, and the list of runs as CSV."""
-    runs = runs.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
-    files = {f"{experiment}-runs.csv": without_formulas(runs).to_csv(index=False)}
-    for kind, (table, caption) in shown.items():
-        files |= write.table_texts(f"{experiment}-{kind}", table, caption)
-    return files
-
-
 def _section(asked: paper.Paper, *arguments: Any) -> dict[str, Any]:
     """``_written`` in a process of its own."""
     with paper.used(asked):
@@ -280,7 +271,10 @@ def _written(
         )
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
-    files = write.files(results, texts(name, shown, listed), "tables")
+    plain = listed.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
+    files = write.files(results, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
+    for kind, (table, caption) in shown.items():
+        files += write.table(results, f"{name}-{kind}", table, caption)
     dial = shown.get("bearable")
     lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
     if dial is not None:  # what a sweep over a dial is for
