@@ -6,7 +6,7 @@ The numbers of an arm are a series indexed by seed, one number per seed.
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,6 @@ from steadymoe.bench.statistics.estimates import (
     MIN_FOR_INTERVAL,
     Bounds,
     Estimate,
-    are_equal,
     over_seeds,
     share,
     t_quantile,
@@ -105,36 +104,6 @@ def newcombe(area: float, m: int, n: int) -> tuple[float, float]:
     low = brentq(beyond, 0.0, min(area, 1 - 1e-12)) if area > 0 else 0.0
     high = brentq(beyond, max(area, 1e-12), 1.0) if area < 1 else 1.0
     return float(low), float(high)
-
-
-class MeanRatio(NamedTuple):
-    """The mean of one arm divided by the mean of another arm; nan if the divisor is 0."""
-
-    estimate: Estimate
-    zeros: int
-    """The number of seeds with a 0 in either arm. Such a seed has no ratio of its own, but counts in both means."""
-
-
-def ratio_of_means(above: pd.Series, below: pd.Series) -> MeanRatio:
-    """Return the mean of ``above`` divided by mean of ``below``, over the shared seeds; numbers are at least 0.
-
-    A number of 0 (a clip that was never reached) would make the ratio of one seed 0 or infinite, and a geometric mean
-    of ratios too; the ratio of means stays finite. Interval: ± t_{n−1} on the logarithm; its standard error is the
-    standard error of the mean of a/ā − b/b̄ (the delta method, seeds paired). No interval below three seeds or if a
-    mean is 0, nor if all seeds agree. Raises ValueError for numbers below 0.
-    """
-    ours, theirs = _paired(above, below)
-    n, zeros = len(ours), int(((ours == 0) | (theirs == 0)).sum())
-    if (ours < 0).any() or (theirs < 0).any():
-        raise ValueError("a ratio of means needs numbers of at least 0")
-    if n == 0 or theirs.mean() == 0:
-        return MeanRatio(Estimate(np.nan, np.nan, np.nan, n), zeros)
-    ratio, factor = float(ours.mean() / theirs.mean()), np.nan
-    if n >= MIN_FOR_INTERVAL and ratio > 0:
-        apart = ours / ours.mean() - theirs / theirs.mean()
-        if not are_equal(1 + apart):  # what is rounding is told by the shares' size, which is about 1
-            factor = float(np.exp(t_quantile(LEVEL, n - 1) * apart.std(ddof=1) / np.sqrt(n)))
-    return MeanRatio(Estimate(ratio, ratio / factor, ratio * factor, n), zeros)
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
