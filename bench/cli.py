@@ -17,7 +17,6 @@ VERBS = {
     "run": ("runs.command", "train: steadymoe run algorithm=gspo model=tiny seed=0; -m sweeps, --dry prints the plan"),
     "status": ("runs.status", "finished and failed runs, and how to resume"),
     "report": ("report.command", "tables, figures and report.html from recorded runs"),
-    "seeds": ("report.seeds", "how many seeds a difference needs, from your own logs"),
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
     "score": ("score.command", "how much stress an algorithm bears, in multiples of GRPO's"),
 }
@@ -75,8 +74,7 @@ def _run(words: list[str]) -> int:
         print(revision.version_line())
         return 0
     if verb in VERBS:
-        # It reports too, and `steadymoe run` alone does not wait for matplotlib.
-        module = "report.tuning" if verb == "run" and "--tune" in rest else VERBS[verb][0]
+        module, _ = VERBS[verb]
     else:
         raise UserError(f"unknown command {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
     code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)

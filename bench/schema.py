@@ -272,14 +272,6 @@ class RoutingConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningConfig(_Group):
-    """What ``steadymoe run --tune`` sweeps; no part of a run's config."""
-
-    rate_factors: Annotated[tuple[Positive, ...], Field(min_length=2), _UNIQUE]
-    seeds: Annotated[tuple[Annotated[StrictInt, Field(ge=0, le=_LARGEST)], ...], _NOT_EMPTY, _UNIQUE]
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunConfig(_Group):
     """Everything that a run reads.
 
@@ -376,7 +368,7 @@ NEUTRAL = _neutral(RunConfig)
 """Dotted key → default of every field that has one here. At this value a field is not hashed, so a new field with a
 default changes no recorded hash."""
 
-_CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(TuningConfig)
+_CONFIG = TypeAdapter(RunConfig)
 
 
 def read(plain: Mapping[str, Any]) -> RunConfig:
@@ -387,22 +379,14 @@ def read(plain: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(_in_one_line(error)) from error
 
 
-def read_tuning(section: Any) -> TuningConfig:
-    """Return the section ``tuning`` of a composed config. Raises ConfigError for the first wrong field."""
-    try:
-        return _TUNING.validate_python(section)
-    except ValidationError as error:
-        raise ConfigError(_in_one_line(error, "tuning")) from error
-
-
-def _in_one_line(error: ValidationError, *section: str) -> str:
+def _in_one_line(error: ValidationError) -> str:
     """Return the first error as "`field` must be …, got …"; an unknown field comes first."""
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
     place = list(first["loc"])
     if place[:1] == ["optimizer"]:
         del place[1:2]  # its kind: pydantic's tag, not a key
-    key, kind = ".".join(map(str, (*section, *place))), first["type"]
+    key, kind = ".".join(map(str, place)), first["type"]
     if kind == "unexpected_keyword_argument":
         return f"unknown key `{key}`"
     if kind == "missing":

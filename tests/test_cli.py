@@ -93,7 +93,6 @@ WRONG = {
     "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) has no values to sweep over",
     "experiment=quickstart seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
     "-m experiment=quickstart,replay seed=0": "steadymoe run experiment=replay seed=0",
-    "--tune --cfg job": "leave --tune out",
     "-m algorithm=grpo,gspo --cfg job": "--cfg prints one config: give one value in algorithm=grpo,gspo",
     "--shell-completion install=bash": "is not supported",
     "-m algorithm=grpo,reinforce algorithm.loss.clip_high=0.3": "algorithm=reinforce has no loss.clip_high; its fields",

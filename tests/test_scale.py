@@ -11,7 +11,7 @@ import many_runs
 import pandas as pd
 import pytest
 
-from steadymoe.bench.report import archive, realism, report_page, tables
+from steadymoe.bench.report import archive, report_page, tables
 from steadymoe.bench.runs import compose, dry, identity, provenance, record, status
 from steadymoe.bench.support import regular_files, source
 
@@ -123,7 +123,6 @@ def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypa
 def test_report_reads_each_number_once_for_any_number_of_arms(results: dict[int, Path], calls: Calls) -> None:
     loaded = {n: archive.load(results[n], "many") for n in (FEW, MANY)}
     calls.of(tables, "run_numbers")
-    calls.of(pd.DataFrame, "query")
 
     def of(n: int) -> None:
         steps, runs = loaded[n]["steps"], loaded[n]["runs"]
@@ -133,5 +132,3 @@ def test_report_reads_each_number_once_for_any_number_of_arms(results: dict[int,
 
     few, many = (calls.during(lambda n=n: of(n)) for n in (FEW, MANY))
     assert few == many
-    few, many = (calls.during(lambda n=n: realism.measure(loaded[n])) for n in (FEW, MANY))
-    assert few["query"] == many["query"] > 0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, figures, joined, paper, realism, tables, write
+from steadymoe.bench.report import archive, figures, joined, paper, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable, style
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
@@ -228,18 +228,8 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(own["steps"], own["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
-        "realism": (realism.table(data), realism.CAPTION),
     }
     return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
-
-
-def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
-    """Return file name → text: the tables of ``shown_tables``, and the list of runs as CSV."""
-    runs = runs.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
-    files = {f"{experiment}-runs.csv": without_formulas(runs).to_csv(index=False)}
-    for kind, (table, caption) in shown.items():
-        files |= write.table_texts(f"{experiment}-{kind}", table, caption)
-    return files
 
 
 def _section(asked: paper.Paper, *arguments: Any) -> dict[str, Any]:
@@ -260,7 +250,10 @@ def _written(
         )
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(recorded)
-    files = write.files(results, texts(name, shown, listed), "tables")
+    plain = listed.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
+    files = write.files(results, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
+    for kind, (table, caption) in shown.items():
+        files += write.table(results, f"{name}-{kind}", table, caption)
     dial = shown.get("bearable")
     lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
     if dial is not None:  # what a sweep over a dial is for
@@ -286,11 +279,12 @@ def _written(
     warnings += [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
     warnings += [f"{line[0].upper()}{line[1:]}." for line in found]
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
-    text = [visible(name), *map(visible, warnings), write.to_markdown(shown["summary"][0])]
+    rates = tables.best_rates(recorded["steps"])
+    text = [visible(name), *map(visible, [*warnings, *rates]), write.to_markdown(shown["summary"][0])]
     return {
         "name": visible(name),
         "arms": arms,
-        "sentences": said + tables.knowledge_lost(recorded["steps"]),
+        "sentences": [*said, *rates, *tables.knowledge_lost(recorded["steps"])],
         "lead": lead,
         "first": first,
         "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,

@@ -8,12 +8,18 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report import paper
+from steadymoe.bench.statistics.bearable import best_value
 from steadymoe.bench.statistics.comparisons import (
+    ALPHA,
     DECIDED,
     MIN_TO_DECIDE,
+    POWER,
+    detectable,
+    deviation,
     is_decided,
     probability_of_improvement,
     ranking,
+    seeds_needed,
     win_rate,
 )
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
@@ -102,7 +108,7 @@ def one_number(curve: pd.Series, how: str) -> float:
     return float(numbers[how]())
 
 
-def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str] = ("seed",)) -> pd.Series:
+def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str]) -> pd.Series:
     """Return ``one_number`` of each run that has the metric, by ``keys``, which tell one run from another."""
     chosen = steps.loc[steps["metric"] == metric, [*keys, "step", "value"]].sort_values("step")
     curves = chosen.groupby([*keys], observed=True)["value"]
@@ -244,11 +250,16 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
 
 # Head to head
 
+# The table says how many seeds a difference of this size takes.
+EFFECT = 0.05
 HEAD_TO_HEAD_CAPTION = (
     f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
-    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} Better: P(arm > "
-    "best) + P(equal)/2 over seeds (Clopper and Pearson's interval). Held-out wins: the share of held-out prompts that "
-    "the arm answers better minus the share that the best arm answers better."
+    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} "
+    "Detectable: the true difference in final reward that an uncorrected paired t test at "
+    f"{ALPHA:.0%} finds with probability {POWER:.0%} at these n seeds, and the seeds that {EFFECT:g} would need, "
+    "both from the standard deviation of the differences (– if it is not known). "
+    "Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). Held-out wins: the share of "
+    "held-out prompts that the arm answers better minus the share that the best arm answers better."
 )
 
 
@@ -267,6 +278,7 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
+        spread = deviation(finals[arm], finals[best])
         rows.append(
             {
                 "arm": arm,
@@ -274,11 +286,13 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
                 "n": row["difference"].n,
                 "final reward, difference": row["difference"],
                 "p (Holm)": row["p_corrected"],
+                "detectable": detectable(spread, row["difference"].n),
+                f"seeds for {EFFECT:g}": seeds_needed(spread, EFFECT),
                 "better": probability_of_improvement(finals[arm], finals[best]),
                 "held-out wins": _wins(answers.get(arm), answers.get(best)),
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, dtype=object)  # counts stay whole beside nan
 
 
 def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
@@ -293,6 +307,8 @@ def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
 
 # The most arms that a sentence names.
 _MAX_NAMED = 4
+# The words of an arm's name for its learning rate.
+_RATE = r" (optimizer\.)?learning_rate=\S+"
 # A lead of no more than this is rounding.
 _LEVEL = 1e-9
 HEADLINE_CAPTION = (
@@ -347,6 +363,17 @@ def knowledge_lost(steps: pd.DataFrame) -> list[str]:
     named = _named([f"{arm} ({row['first']:.2f} to {row['end']:.2f})" for arm, row in lost.iterrows()], "arms")
     verb = "ends" if len(lost) == 1 else "end"
     return [f"{where}{named} {verb} below the start on every seed, decoded greedily."]
+
+
+def best_rates(steps: pd.DataFrame) -> list[str]:
+    """Return a sentence on the learning rate at which each arm of a sweep over it ends best; none without a sweep."""
+    ends = run_numbers(steps, *SUMMARY["final held-out accuracy"], ["arm", "learning_rate", "seed"]).reset_index()
+    arms, found = ends["arm"].astype(str).str.replace(_RATE, "", regex=True), []
+    for arm, its in ends.groupby(arms, sort=False):
+        if its["learning_rate"].nunique() > 1:
+            rate, end = best_value(its["learning_rate"], its["value"])
+            found.append(f"{arm} {rate:g}" + (f" (the {end} of its grid: extend it)" if end else ""))
+    return [f"Best learning rate by mean held-out accuracy at the end: {', '.join(found)}."] if found else []
 
 
 def _lead(row: pd.Series) -> str:

@@ -6,12 +6,11 @@ Recipe for a module that has something to show::
 
     paths = write.figure(results, "mine-dose", dose(rows), CAPTION, formats)  # and its numbers
     paths += write.table(results, "mine-ranking", ranking, CAPTION)  # tables/mine-ranking.{md,csv,tex}
-    paths += write.files(pages, {"claims.md": text})  # whole pages, in the folder that the user named
+    paths += write.files(pages, {"board.md": text})  # whole pages, in the folder that the user named
     write.section(readme, "findings", text)  # what stands between two markers of a page
     page = write.html("score", "page.html", tables=tables)  # bench/score/page.html, based on bench/report/base.html
 
-Cells may be texts, numbers and ``Estimate``: rounding and escaping happen here. ``table_texts`` and
-``figure_texts`` return file name → text and write nothing, for tests that compare with committed files. A command reads
+Cells may be texts, numbers and ``Estimate``: rounding and escaping happen here. A command reads
 ``--format`` with ``write.formats``. The plots themselves are in ``figures/style.py``: ``line`` (a curve with its
 band), ``dot`` (an estimate with its interval), ``stacked`` (bars).
 """
@@ -86,7 +85,8 @@ def figure(
         atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
     if formats and not paper.current().caption and (text := whole_caption(drawn, caption)):
         paths += files(results, {f"{stem}.txt": f"{text}\n"}, "figures")
-    return paths + files(results, figure_texts(stem, drawn, caption), "tables")
+    is_long = len(drawn.numbers) > _LONGEST
+    return paths + table(results, stem, drawn.numbers, caption, ("csv",) if is_long else ("md", "csv", "tex"))
 
 
 def whole_caption(drawn: "DataFigure", caption: str) -> str:
@@ -98,8 +98,14 @@ def whole_caption(drawn: "DataFigure", caption: str) -> str:
 def table(
     results: Path, stem: str, rows: pd.DataFrame, caption: str = "", kinds: Sequence[str] = ("md", "csv", "tex")
 ) -> list[Path]:
-    """Write a table to ``results/tables`` and return the paths."""
-    return files(results, table_texts(stem, rows, caption, kinds), "tables")
+    """Write a table to ``results/tables``, for people (md, tex) and for programs (csv), and return the paths."""
+    below = f"\n\n{caption}\n" if caption else "\n"
+    text = {
+        "md": lambda: to_markdown(rows) + below,
+        "csv": lambda: without_formulas(to_numbers(rows)).to_csv(index=False),
+        "tex": lambda: to_latex(rows, caption),
+    }
+    return files(results, {f"{stem}.{kind}": text[kind]() for kind in kinds}, "tables")
 
 
 def pieces(path: Path, suffix: str, parts: Iterator[pd.DataFrame]) -> None:
@@ -114,26 +120,6 @@ def pieces(path: Path, suffix: str, parts: Iterator[pd.DataFrame]) -> None:
     with pq.ParquetWriter(path, schema) as writer:
         for part in chain([first] if len(first) else [], parts):
             writer.write_table(pa.Table.from_pandas(part, schema=schema, preserve_index=False))
-
-
-def figure_texts(stem: str, drawn: "DataFigure", caption: str = "") -> dict[str, str]:
-    """Return file name → text of the numbers of a figure: CSV, and Markdown and LaTeX if there are few."""
-    return table_texts(
-        stem, drawn.numbers, caption, ("md", "csv", "tex") if len(drawn.numbers) <= _LONGEST else ("csv",)
-    )
-
-
-def table_texts(
-    stem: str, rows: pd.DataFrame, caption: str = "", kinds: Sequence[str] = ("md", "csv", "tex")
-) -> dict[str, str]:
-    """Return file name → text of a table, for people (md, tex) and for programs (csv)."""
-    below = f"\n\n{caption}\n" if caption else "\n"
-    text = {
-        "md": lambda: to_markdown(rows) + below,
-        "csv": lambda: without_formulas(to_numbers(rows)).to_csv(index=False),
-        "tex": lambda: to_latex(rows, caption),
-    }
-    return {f"{stem}.{kind}": text[kind]() for kind in kinds}
 
 
 def section(page: Path, name: str, text: str) -> None:

@@ -5,7 +5,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import Timeout
@@ -21,7 +21,6 @@ from steadymoe.bench.runs import (
     progress,
     provenance,
     record,
-    tuning,
 )
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once, command_of, swept
@@ -31,25 +30,17 @@ from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import shortened, visible
 
 
-def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None) -> int:
+def main(words: list[str]) -> int:
     """Execute the runs that ``words`` select and return the exit code. Raises ConfigError for an invalid request.
 
-    0: all ended; 1: a run failed or was lost; 130: interrupted. Unless interrupted, ``report`` is called with the runs
-    at the end.
+    0: all ended; 1: a run failed or was lost; 130: interrupted.
     """
     flags = _flags(words)
     if flags.help:
         launch.show(["--help"])
         return 0
-    sweep = [*(["--tune"] if flags.tune else ["-m"] if flags.multirun else []), *flags.overrides]
-    if flags.tune and (flags.cfg or flags.info):
-        raise ConfigError("--cfg and --info print one config, and --tune runs several; leave --tune out")
-    if flags.tune:
-        flags.overrides, flags.multirun = tuning.overrides(flags.overrides), True
     left_out: list[str] = []
     requested = compose.plan(flags.overrides, flags.multirun, with_parts=not flags.dry, left_out=left_out)
-    if flags.tune:
-        tuning.check(requested)
     if flags.cfg or flags.info:
         _show(flags)
         return 0
@@ -61,7 +52,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         side_by_side = at_once(flags.overrides, flags.multirun)
         _print(*_notes(runs), *dry.lines(runs, states, len(requested) - len(runs), side_by_side))
         return 0
-    _begin(runs, _sweep(runs, sweep))
+    _begin(runs, _sweep(runs, [*(["-m"] if flags.multirun else []), *flags.overrides]))
     if flags.redo:
         _print(*(redo(runs) or ["none of these runs is stale; nothing to redo"]))
         states = _states(runs)
@@ -70,12 +61,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     _print(*_notes(runs), *_skipped(runs, states), *_damaged(runs, states))
     waiting = [run for run in runs if not states[run.folder].has_ended]
     code = _launch(runs, waiting, flags) if waiting else 0
-    if code == 130:
-        return code
-    code = max(code, _outcome(runs))
-    if report is not None:
-        report(requested)
-    return code
+    return code if code == 130 else max(code, _outcome(runs))
 
 
 def _flags(words: list[str]) -> argparse.Namespace:
@@ -85,7 +71,6 @@ def _flags(words: list[str]) -> argparse.Namespace:
     parser = Parser(prog="steadymoe run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("--tune", action="store_true")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--cfg", choices=("job", "hydra", "all"), nargs="?", const="job")
     parts = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")

@@ -106,7 +106,7 @@ def plan(
 
 def run(words: Sequence[str], with_parts: bool = True) -> Run:
     """Compose and check one run from its overrides, in ``overrides.composing``; ``with_parts`` as in ``plan``."""
-    plain, choices = _named(words)
+    plain, choices = overrides.compose(words)
     named = overrides.reference(words)
     plain, reference = _spelled(_with_absolute_paths(plain), named), flatten(named)
     check_names(flatten(plain), reference, ("optimizer.kind",))  # first: it decides which fields there are
@@ -147,14 +147,7 @@ def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     if several := overrides.swept(words):
         raise ConfigError(f"{several[0]} has several values; give one")
     with overrides.composing(words):
-        return _named(words)
-
-
-def _named(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the composed config as plain values, and the chosen name of each group. Raises ConfigError."""
-    plain, choices = overrides.compose(words)
-    plain.pop("tuning", None)  # no part of a run; `tuning.overrides` reads it
-    return plain, choices
+        return overrides.compose(words)
 
 
 def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:

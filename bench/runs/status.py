@@ -123,7 +123,7 @@ def _is_ours(command: str, results: Path) -> bool:
         return False
     if words[:2] != ["steadymoe", "run"] or shlex.join(words) != command:
         return False
-    if any(word.startswith("-") and word not in ("-m", "--tune", "--redo") for word in words):
+    if any(word.startswith("-") and word not in ("-m", "--redo") for word in words):
         return False
     if any("_target_" in word or ("hydra" in word and not word.startswith("hydra/launcher=")) for word in words):
         return False

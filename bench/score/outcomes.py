@@ -11,7 +11,7 @@ from steadymoe.bench.report import archive, tables
 from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, SHUFFLED, Dial
-from steadymoe.bench.statistics.bearable import Bearable
+from steadymoe.bench.statistics.bearable import Bearable, Best, best_value
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds, t_quantile
 
@@ -68,9 +68,12 @@ def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
 
 def best_rate(outcomes: pd.DataFrame, loss: str) -> float:
     """Return the learning rate with the highest mean sampled accuracy on the rate's dial."""
+    return _best(outcomes, loss).value
+
+
+def _best(outcomes: pd.DataFrame, loss: str) -> Best:
     ours = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == loss)]
-    means = ours.groupby("value")["sampled"].mean()
-    return float(means.index.to_numpy(float)[means.argmax()])
+    return best_value(ours["value"], ours["sampled"])
 
 
 def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[float]:
@@ -79,8 +82,8 @@ def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[floa
     """
     levels = RATE.levels(outcomes)
     rates = sorted(levels.loc[levels["line"] == loss, "dial"].unique())
-    found, best = bearable.borne(levels, loss)
-    more = [rates[0] / 2] if best == rates[0] == grid[0] else []
+    found, _ = bearable.borne(levels, loss)
+    more = [rates[0] / 2] if _best(outcomes, loss).end == "lowest" and rates[0] == grid[0] else []
     if found is not None and np.isinf(found.crossing) and rates[-1] == grid[-1]:
         more.append(2 * rates[-1])
     return more

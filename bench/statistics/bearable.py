@@ -17,8 +17,10 @@ Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
@@ -26,6 +28,21 @@ from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, hal
 
 SHARE = 0.5
 """Of the reference's gain: of shares between 0.25 and 0.9 the one with the least noise (results/ruler)."""
+
+
+class Best(NamedTuple):
+    """Where the mean level over a dial is highest."""
+
+    value: float
+    end: str
+    """``lowest`` or ``highest`` if no value was tried beyond it, else empty."""
+
+
+def best_value(dial: pd.Series, levels: pd.Series) -> Best:
+    """Return the value of the dial with the highest mean level; a row of both is a run."""
+    means = levels.groupby(dial).mean()
+    place = int(means.argmax())
+    return Best(float(means.index[place]), {0: "lowest", len(means) - 1: "highest"}.get(place, ""))
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,21 @@ The numbers of an arm are a series indexed by seed, one number per seed.
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 from scipy.special import stdtr
-from scipy.stats import chi2, nct, norm  # type: ignore[attr-defined]  # made at run time
-from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
+from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.estimates import (
     DIFFERENCE,
     LEVEL,
     MIN_FOR_INTERVAL,
-    MIN_LOG,
     Bounds,
     Estimate,
-    are_equal,
-    are_zero,
     over_seeds,
     share,
     t_quantile,
@@ -127,79 +123,6 @@ def win_rate(a: pd.DataFrame, b: pd.DataFrame) -> Estimate:
     return over_seeds(balances, bounds=DIFFERENCE)
 
 
-class MeanRatio(NamedTuple):
-    """The mean of one arm divided by the mean of another arm; nan if the divisor is 0."""
-
-    estimate: Estimate
-    zeros: int
-    """The number of seeds with a 0 in either arm. Such a seed has no ratio of its own, but counts in both means."""
-
-
-def ratio_of_means(above: pd.Series, below: pd.Series) -> MeanRatio:
-    """Return the mean of ``above`` divided by mean of ``below``, over the shared seeds; numbers are at least 0.
-
-    A number of 0 (a clip that was never reached) would make the ratio of one seed 0 or infinite, and a geometric mean
-    of ratios too; the ratio of means stays finite. Interval: ± t_{n−1} on the logarithm; its standard error is the
-    standard error of the mean of a/ā − b/b̄ (the delta method, seeds paired). No interval below three seeds or if a
-    mean is 0, nor if all seeds agree. Raises ValueError for numbers below 0.
-    """
-    ours, theirs = _paired(above, below)
-    n, zeros = len(ours), int(((ours == 0) | (theirs == 0)).sum())
-    if (ours < 0).any() or (theirs < 0).any():
-        raise ValueError("a ratio of means needs numbers of at least 0")
-    if n == 0 or theirs.mean() == 0:
-        return MeanRatio(Estimate(np.nan, np.nan, np.nan, n), zeros)
-    ratio, factor = float(ours.mean() / theirs.mean()), np.nan
-    if n >= MIN_FOR_INTERVAL and ratio > 0:
-        apart = ours / ours.mean() - theirs / theirs.mean()
-        if not are_equal(1 + apart):  # what is rounding is told by the shares' size, which is about 1
-            factor = float(np.exp(t_quantile(LEVEL, n - 1) * apart.std(ddof=1) / np.sqrt(n)))
-    return MeanRatio(Estimate(ratio, ratio / factor, ratio * factor, n), zeros)
-
-
-class Welch(NamedTuple):
-    """The difference in mean of two independent samples."""
-
-    estimate: Estimate
-    """n is the size of the smaller sample."""
-    error: float
-    """The standard error of the difference."""
-    degrees: float
-    """Welch's degrees of freedom."""
-
-
-def welch(a: pd.Series, b: pd.Series) -> Welch:
-    """Return mean of a less mean of b with Welch's 95 % t interval (1947), for numbers that share nothing but an index.
-
-    Without an interval if a sample has fewer than three numbers, or if both are of equal numbers; nan is left out.
-    """
-    ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
-    sizes = np.array([len(ours), len(theirs)])
-    apart, n = float(ours.mean() - theirs.mean()) if sizes.all() else np.nan, int(sizes.min())
-    if n < MIN_FOR_INTERVAL:
-        return Welch(Estimate(apart, np.nan, np.nan, n), np.nan, np.nan)
-    variances = np.array([ours.var(ddof=1), theirs.var(ddof=1)]) / sizes
-    error = float(np.sqrt(variances.sum()))
-    if are_equal(ours) and are_equal(theirs):
-        return Welch(Estimate(apart, np.nan, np.nan, n), 0.0, float(sizes.sum() - 2))
-    degrees = float(error**4 / (variances**2 / (sizes - 1)).sum())
-    half = float(student.ppf(0.975, degrees)) * error
-    return Welch(Estimate(apart, apart - half, apart + half, n), error, degrees)
-
-
-def unpaired_ratio(above: pd.Series, below: pd.Series) -> Estimate:
-    """Return the ratio of two arms' geometric means, with the interval of ``welch`` on the logarithms.
-
-    A number below ``MIN_LOG`` counts as ``MIN_LOG``; the ratio is 0, or nan, if all of one arm do.
-    """
-    ours, theirs = (arm.dropna() for arm in (above, below))
-    if are_zero(ours) or are_zero(theirs):
-        return Estimate(np.nan if are_zero(theirs) else 0.0, np.nan, np.nan, min(len(ours), len(theirs)))
-    logs = welch(*(np.log(arm.clip(lower=MIN_LOG)) for arm in (ours, theirs))).estimate
-    mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
-    return Estimate(mean, low, high, logs.n)
-
-
 def holm(p_values: Sequence[float]) -> np.ndarray:
     """Correct p-values for the number of comparisons (Holm 1979); nan stays nan and counts as no comparison."""
     raw = np.asarray(p_values, dtype=float)
@@ -259,79 +182,46 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     return (1 + beyond) / (1 + SIGNS_DRAWN)
 
 
-def _power(away: float, degrees: float, level: float) -> float:
-    """The probability that a two-sided t test finds a mean that lies ``away`` standard errors off (noncentral t).
+def deviation(a: pd.Series, b: pd.Series) -> float:
+    """Return the standard deviation of a − b over the shared seeds; nan below three, or if they vary by rounding."""
+    ours, theirs = _paired(a, b)
+    apart = ours - theirs
+    if len(apart) < MIN_FOR_INTERVAL or np.ptp(apart) <= _ROUNDING * np.abs([ours, theirs]).max():
+        return np.nan
+    return float(apart.std(ddof=1))
+
+
+def _power(away: float, n: int) -> float:
+    """The probability that a paired t test of n seeds finds a mean ``away`` standard errors off (noncentral t).
 
     A finding with the wrong sign does not count: it is rarer than 1e-4 if the power is a half or more.
     """
-    bound = student.ppf(1 - level / 2, degrees)
+    bound = t_quantile(1 - ALPHA, n - 1)
     if away > bound + 10:  # scipy's series fails there
         return 1.0
-    return float(nct.sf(bound, degrees, away))
+    return float(nct.sf(bound, n - 1, away))
 
 
-def detectable(error: float, degrees: float, level: float = ALPHA) -> float:
-    """Return the difference that a two-sided t test at ``level`` finds with probability ``POWER``.
+def detectable(deviation: float, n: int) -> float:
+    """Return the difference that a paired t test of n seeds finds with probability ``POWER``; nan if it is not known.
 
-    ``error`` is the standard error of the measured difference and is taken for the true one.
+    ``deviation`` is that of the differences of seeds that have run, and is taken for the true one.
     """
-    if error == 0:
-        return 0.0
-    most = float(student.ppf(1 - level / 2, degrees)) + 11
-    return error * float(brentq(lambda away: _power(away, degrees, level) - POWER, 0.0, most))
+    if np.isnan(deviation):
+        return np.nan
+    away = brentq(lambda away: _power(away, n) - POWER, 0.0, t_quantile(1 - ALPHA, n - 1) + 11)
+    return deviation / np.sqrt(n) * float(away)
 
 
-def seeds_needed(differences: Sequence[float], effect: float) -> int:
-    """Return the fewest seeds, at least three, with which a paired t test finds ``effect`` with probability ``POWER``.
+def seeds_needed(deviation: float, effect: float) -> float:
+    """Return the fewest seeds, at least three, with which ``effect`` is ``detectable``; nan if they are not known.
 
-    ``differences`` come from seeds that have run; their standard deviation is taken for the true one. ``MAX_SEEDS``
-    means that many seeds or more, also for an effect of 0. Raises ValueError for fewer than three differences.
+    ``MAX_SEEDS`` means that many or more.
     """
-    if len(differences) < MIN_FOR_INTERVAL:
-        raise ValueError(f"the spread of {len(differences)} differences is not known: run at least three seeds")
-    return Spread(float(np.std(np.asarray(differences, dtype=float), ddof=1)), len(differences) - 1).seeds(effect)
-
-
-class Spread(NamedTuple):
-    """How much a comparison varies: its standard error at n seeds per arm is ``deviation``/√n."""
-
-    deviation: float
-    degrees: float
-    """The degrees of freedom with which the deviation is known."""
-    degrees_per_seed: float = 1.0
-    """A test at n seeds per arm has n − 1 times as many degrees of freedom: 1 paired, 1 to 2 in Welch's test."""
-
-    def ends(self) -> tuple["Spread", "Spread"]:
-        """Return the spread with the deviation at both ends of its 95 % interval (χ², for normal numbers)."""
-        quantiles = chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], self.degrees)
-        low, high = (self.deviation * float(np.sqrt(self.degrees / quantile)) for quantile in quantiles)
-        return self._replace(deviation=low), self._replace(deviation=high)
-
-    def seeds(self, effect: float) -> int:
-        """Return ``seeds_needed`` for the test of this comparison, per arm."""
-
-        def enough(n: int) -> bool:
-            if effect == 0 or self.deviation == 0:
-                return effect != 0
-            away = abs(effect) / self.deviation * np.sqrt(n)
-            return _power(away, self.degrees_per_seed * (n - 1), ALPHA) >= POWER
-
-        return bisect_left(range(MAX_SEEDS), True, lo=MIN_FOR_INTERVAL, key=enough)
-
-
-def paired_spread(a: pd.Series, b: pd.Series) -> Spread:
-    """Return the spread of the differences over shared seeds, of which there are at least two."""
-    ours, theirs = _paired(a, b)
-    return Spread(float(np.std(ours - theirs, ddof=1)), len(ours) - 1)
-
-
-def unpaired_spread(a: pd.Series, b: pd.Series) -> Spread:
-    """Return the spread of the difference of two independent arms of at least two seeds each (Welch 1947)."""
-    variances, degrees = np.array([a.var(ddof=1), b.var(ddof=1)]), np.array([a.count() - 1, b.count() - 1])
-    if not variances.any():
-        return Spread(0.0, float(degrees.sum()), 2.0)
-    known, per_seed = (float(variances.sum() ** 2 / (variances**2 / each).sum()) for each in (degrees, 1))
-    return Spread(float(np.sqrt(variances.sum())), known, per_seed)
+    if np.isnan(deviation):
+        return np.nan
+    away = effect / deviation
+    return bisect_left(range(MAX_SEEDS), True, lo=MIN_FOR_INTERVAL, key=lambda n: _power(away * np.sqrt(n), n) >= POWER)
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:

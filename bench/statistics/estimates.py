@@ -117,11 +117,6 @@ def _at_ends(numbers: np.ndarray, bounds: Bounds | None) -> bool:
     return bounds is not None and bool(np.isin(numbers, bounds).all())
 
 
-def are_zero(numbers: np.ndarray | pd.Series) -> bool:
-    """Return whether all numbers, of which there is one, count as 0 where their logarithm is taken."""
-    return bool(len(numbers)) and float(np.max(numbers)) <= MIN_LOG * (1 + _ROUNDING)
-
-
 def mean_over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
     """Return the mean and t interval of one number per seed (Student 1908), at any n; the mean of no seeds is nan.
 
@@ -150,7 +145,7 @@ def _estimate(values: Sequence[float], log: bool, bounds: Bounds | None, has_boo
     numbers = np.sort(np.asarray(values, dtype=float))
     n = len(numbers)
     if log:
-        if are_zero(numbers):
+        if n and numbers[-1] <= MIN_LOG * (1 + _ROUNDING):
             return Estimate(0.0, np.nan, np.nan, n)
         logs = _estimate(np.log(numbers.clip(min=MIN_LOG)).tolist(), False, None, has_bootstrap)
         mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))

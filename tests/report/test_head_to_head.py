@@ -1,9 +1,11 @@
 """Every arm against the best one, on curves whose answers are known."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from steadymoe.bench.report import tables, write
+from steadymoe.bench.statistics.comparisons import seeds_needed
 
 SEEDS = range(5)
 FINALS = {"fast": 0.8, "slow": 0.7}
@@ -39,6 +41,24 @@ def test_differences_and_wins_match_the_curves() -> None:
     assert row["better"].mean == 0
     assert row["held-out wins"].mean == -0.5
     assert tables.head_to_head(steps_of().query("arm == 'fast'"), answers).empty
+
+
+def test_detectable_difference_and_seeds_follow_from_the_spread_over_seeds() -> None:
+    levels = {"fast": [0.8] * 5, "slow": [0.5, 0.6, 0.7, 0.8, 0.6], "calm": [0.7] * 5}
+    rows = [
+        {"arm": arm, "seed": seed, "step": step, "metric": "reward", "value": by[seed]}
+        for arm, by in levels.items()
+        for seed in SEEDS
+        for step in range(1, 6)
+    ]
+    made = tables.head_to_head(pd.DataFrame(rows), evaluations({})).set_index("arm")
+    found, spread = made.loc["slow", "detectable"], np.std(levels["slow"], ddof=1)
+    assert seeds_needed(spread, found * 1.0001) == len(SEEDS)
+    assert seeds_needed(spread, found * 0.9999) == len(SEEDS) + 1
+    assert made.loc["slow", "seeds for 0.05"] == seeds_needed(spread, 0.05) > len(SEEDS)
+    of_calm = made.loc[["calm"], ["detectable", "seeds for 0.05"]]
+    assert of_calm.isna().all(axis=None), "differences that do not vary have no known spread"
+    assert f"| {seeds_needed(spread, 0.05)} " in write.to_markdown(made.reset_index())
 
 
 def test_arms_with_different_prompts_have_no_win_rate() -> None:

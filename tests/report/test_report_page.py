@@ -346,6 +346,29 @@ def test_headline_names_arms_that_end_below_their_start() -> None:
     assert tables.knowledge_lost(steps_of(level=[0.5, 0.5])) == []
 
 
+def test_best_rate_of_each_arm_is_named_and_an_end_of_the_grid_is_said() -> None:
+    ends = {
+        "grpo": {1e-4: [0.5, 0.7], 2e-4: [0.9, 0.5], 4e-4: [0.1, 0.2]},  # by the mean, not by the highest run
+        "gspo routing=r2": {1e-4: [0.5, 0.6], 2e-4: [0.6, 0.7], 4e-4: [0.8, 0.9]},
+        "rloo": {2e-4: [0.7, 0.6], 4e-4: [0.3, 0.2]},
+        "once": {4e-4: [0.9, 0.9]},
+    }
+    rows = [
+        (f"{arm} learning_rate={rate:g}", seed, step, "eval_accuracy", 1.0 if step == 0 else end, rate)
+        for arm, levels in ends.items()
+        for rate, values in levels.items()
+        for seed, end in enumerate(values)
+        for step in (0, 8)
+    ]
+    steps = pd.DataFrame(rows, columns=["arm", "seed", "step", "metric", "value", "learning_rate"])
+    (said,) = tables.best_rates(steps)
+    best = "grpo 0.0002, gspo routing=r2 0.0004 (the highest of its grid: extend it), rloo 0.0002 (the lowest of its"
+    assert said.startswith(f"Best learning rate by mean held-out accuracy at the end: {best}")
+    assert "once" not in said
+    assert tables.best_rates(steps[steps["learning_rate"] == 4e-4]) == []
+    assert tables.best_rates(steps.assign(metric="reward")) == []
+
+
 def test_fewer_than_five_seeds_decide_nothing() -> None:
     said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.3, 0.4, 0.52], c=[0.1, 0.2, 0.3])))
     assert "n = 3, on every seed; three seeds decide nothing." in said

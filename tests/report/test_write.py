@@ -34,8 +34,7 @@ def test_a_cell_without_an_estimate_stays_empty() -> None:
     assert list(numbers) == ["factor mean", "factor low", "factor high", "factor n"]
     assert numbers.iloc[1].tolist() == [0.5, 0.4, 0.6, 3]
     assert numbers.iloc[[0, 2]].isna().all(axis=None)
-    texts = write.table_texts("t", rows)
-    assert [line.strip("| ") for line in texts["t.md"].splitlines()[2:5]] == ["–", "0.5 [0.4, 0.6]", "–"]
+    assert [line.strip("| ") for line in write.to_markdown(rows).splitlines()[2:5]] == ["–", "0.5 [0.4, 0.6]", "–"]
 
 
 def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:

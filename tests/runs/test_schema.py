@@ -16,7 +16,7 @@ from steadymoe import conf
 from steadymoe.bench import schema
 from steadymoe.bench.runs import compose, overrides
 from steadymoe.bench.runs.identity import flatten
-from steadymoe.bench.schema import NEUTRAL, CollapseConfig, ConfigError, RunConfig, TuningConfig, read
+from steadymoe.bench.schema import NEUTRAL, CollapseConfig, ConfigError, RunConfig, read
 from steadymoe.bench.statistics.collapse import Rule
 
 # Groups that the class checks which ``_target_`` names.
@@ -73,13 +73,12 @@ def refusal(plain: Mapping[str, Any]) -> str:
 
 def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     own = yaml.safe_load((overrides.CONF / "config.yaml").read_text())
-    fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra", "tuning")}))
+    fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra")}))
     optimizers = {name: conf.read("optimizer", name) for name in conf.names("optimizer")}
     fields |= {key for numbers in optimizers.values() for key in flatten(numbers, "optimizer.")}
     own |= {"optimizer": optimizers["adamw"]}
     fields |= {f"routing.{key}" for name in conf.names("routing") for key in conf.read("routing", name)}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
-    assert {field.name for field in dataclasses.fields(TuningConfig)} == own["tuning"].keys()
     defaults = {key: field.default for key, field in SETTINGS.items() if field.default is not dataclasses.MISSING}
     for key, default in defaults.items():
         assert flatten(own).get(key) == default, "what is not hashed is the default"

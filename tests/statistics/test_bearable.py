@@ -1,6 +1,7 @@
 """Crossings of known curves, and the number of losses whose tolerance is known."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from steadymoe.bench.statistics.bearable import (
@@ -8,6 +9,7 @@ from steadymoe.bench.statistics.bearable import (
     Bearable,
     Curve,
     bearable,
+    best_value,
     crossings,
     line,
     ranked_in_draws,
@@ -36,6 +38,15 @@ def test_crossing_is_interpolated_in_the_logarithm_of_the_dial() -> None:
 def test_first_crossing_beyond_the_best_value_counts(curve: list[float], crossing: float) -> None:
     rates = np.array([1.0, 2.0, 4.0, 8.0])
     assert crossings(np.array([curve]), rates, np.array([0.5])) == pytest.approx([crossing])
+
+
+@pytest.mark.parametrize(("best", "end"), [(0, "lowest"), (1, ""), (3, "highest")])
+def test_best_value_has_the_highest_mean_and_says_whether_it_is_an_end(best: int, end: str) -> None:
+    levels = np.full((4, 3), 0.5) + 0.3 * (np.arange(4) == best)[:, None]
+    levels[2] = [0.0, 0.0, 1.0]  # the highest run
+    shuffled = np.random.default_rng(0).permutation(12)
+    dial, numbers = pd.Series(np.repeat(RATES, 3)[shuffled]), pd.Series(levels.ravel()[shuffled])
+    assert best_value(dial, numbers) == (RATES[best], end)
 
 
 def of(levels: np.ndarray, dial: np.ndarray = RATES) -> Curve:

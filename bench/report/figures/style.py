@@ -239,8 +239,8 @@ def dot(
     note(axis, name, pd.DataFrame([vars(estimate) | more]), panel)
 
 
-def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float, panel: str = "") -> pd.Series:
-    """Draw means with their intervals, joined; return where they stand on the x axis.
+def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float, panel: str = "") -> None:
+    """Draw means with their intervals, joined.
 
     They are moved by ``shift``, −½ to ½, so that the intervals of several lines at one x stand side by side; ``data``:
     x, mean, low, high, n.
@@ -252,7 +252,6 @@ def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float, p
     marks: Any = {"linestyle": look.dashes, "linewidth": width, "markersize": 4, "markeredgewidth": 0.7, **look.mark}
     axis.plot(places, data["mean"], label=name, color=look.colour, **marks)
     note(axis, name, data[["x", "mean", "low", "high", "n"]], panel)
-    return places
 
 
 def ticks_at(axis: Axes, values: Iterable[float], log: bool) -> None:
