@@ -324,8 +324,6 @@ class RunConfig(_Group):
     collapse: CollapseConfig
     checkpoint_every: Count
     checkpoint_keep: Count | None
-    start_from: str | None
-    weight_noise: NotNegative
     log: Literal["tensorboard", "wandb"] | None
     retry: Literal["all", "failed"]
     audit: AuditConfig
@@ -343,7 +341,7 @@ class RunConfig(_Group):
     @property
     def has_own_cold_start(self) -> bool:
         """Whether a run of this config begins with a cold start that is trained for it or taken from the cache."""
-        return self.cold_start.path is None and "path" not in self.model and self.start_from is None
+        return self.cold_start.path is None and "path" not in self.model
 
     @property
     def cold_start_fingerprint(self) -> str:

@@ -60,8 +60,8 @@ def scene(results: Path, algorithms: dict[str, list[str]]) -> Scene:
     trainer = Trainer(model, task, config)
     configs = {label: planned(results, *small, *own).config for label, own in algorithms.items()}
     every, truth = losses.on_model(model, task, configs), losses.truth(model, task, config)
-    of_drift, of_audited, _ = rollouts.prompts(task, 0, 0, 8, 16)
-    rollout = rollouts.respond(trainer, of_audited, "audited", 0, 0)
+    of_drift, of_audited, _ = rollouts.prompts(task, 0, 8, 16)
+    rollout = rollouts.respond(trainer, of_audited, "audited", 0)
     frozen = rollouts.freeze(trainer.learner, trainer, [*every, truth], rollout)
     return Scene(trainer, every, truth, of_drift, frozen)
 
@@ -77,6 +77,6 @@ def batch_of(made: Scene, loss: Loss, part: MicroBatch) -> Batch:
 
 
 def moved(scene: Scene, updates: int) -> None:
-    rollout = rollouts.respond(scene.trainer, scene.of_drift, "drift", 0, 0)
+    rollout = rollouts.respond(scene.trainer, scene.of_drift, "drift", 0)
     for _ in rollouts.drifted(scene.trainer, rollout, [updates]):
         pass

@@ -78,7 +78,7 @@ WRONG = {
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
     "experiment=quickstart,collapse": "steadymoe run experiment=quickstart; steadymoe run experiment=collapse",
     "nonsense": "cannot read 'nonsense'",
-    "start_from=seed=3@10": "cannot read 'start_from=seed=3@10' as key=value; a value with '=' needs quotes",
+    "cold_start.path=seed=3": "cannot read 'cold_start.path=seed=3' as key=value; a value with '=' needs quotes",
     "algorithm=dppo algorithm.loss.top_k=2.5": "DPPO: top_k must be a whole number or null",
     "algorithm=rspo_grpo algorithm.loss.clip_low=0.1": "the host's own are host.",
     "algorithm=gspo algorithm.loss.epsilon_high=0.1": "did you mean clip_high?",

@@ -41,7 +41,7 @@ _BAND = ("clip_low", "clip_high")
 # strength, and each loss's algorithm and, if it differs from the algorithm in nothing else, its band.
 ADDED = ("checkpoint", "setting", "strength", "algorithm", *_BAND)
 # What tells checkpoints apart, not settings; and the strength has a column of its own.
-_NOT_SETTINGS = ("seed", "start_from", "engine.strength")
+_NOT_SETTINGS = ("seed", "engine.strength")
 # Estimates by block that are archived, and estimates whose replicates are archived, for paired contrasts.
 _BY_BLOCK, _PAIRED = ("share", "snr", "usefulness"), ("snr", "usefulness")
 
@@ -104,9 +104,6 @@ def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
     rows = rows.assign(replicates=rows["replicates"].where(is_paired, None)).reset_index(drop=True)
     atomic_files.write(path, partial(rows.to_parquet, index=False, compression="zstd"))
     for facts in audits.made:  # without the folders of this machine
-        start = facts["config"].get("start_from")
-        if isinstance(start, str):
-            facts["config"] = facts["config"] | {"start_from": start.partition("/runs/")[2] or start}
         facts["command"] = portable(facts["command"])
     facts = {"unfinished": audits.unfinished, "audits": audits.made, "checksum": record.checksum(path)}
     atomic_files.write_json(path.with_name(_PROVENANCE), facts)

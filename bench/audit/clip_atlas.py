@@ -6,7 +6,7 @@ import pandas as pd
 from steadymoe.bench.audit import clips
 from steadymoe.bench.statistics.estimates import mean_over_seeds
 
-PLACE = ["setting", "strength", "start", "k", "router_scale", "routing", "unit", "anchor", "band"]
+PLACE = ["setting", "strength", "k", "router_scale", "routing", "unit", "anchor", "band"]
 _TOKEN_BANDS = (0.1, 0.2, 0.3)
 
 

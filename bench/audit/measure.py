@@ -18,7 +18,7 @@ from steadymoe.bench.audit.gradients import WHOLE, Sums
 from steadymoe.bench.audit.losses import TRUTH, Loss
 from steadymoe.bench.audit.rollouts import Frozen
 from steadymoe.bench.audit.tokens import ALL, Tokens
-from steadymoe.bench.runs import branch, execute
+from steadymoe.bench.runs import execute
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
 from steadymoe.bench.support import atomic_files
@@ -27,7 +27,7 @@ from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.trainer import Trainer
 
 COLUMNS = (
-    *("seed", "start", "k", "router_scale", "routing", "loss", "block", "cut"),
+    *("seed", "k", "router_scale", "routing", "loss", "block", "cut"),
     *("quantity", "value", "low", "high", "n", "replicates"),
 )
 # The most bytes of the sums of the losses that share a forward.
@@ -52,8 +52,6 @@ class Setup:
     """The audited rollout, by routing."""
     reference: list[str]
     """The prompts of the fresh samples."""
-    start: int
-    """The step of the checkpoint; 0 for a cold start."""
     top_k: int
     """How many most likely tokens the losses read."""
 
@@ -74,14 +72,10 @@ def table_path(folder: Path, k: int) -> Path:
     return folder / f"k={k}.parquet"
 
 
-def prompts(task: Task, config: RunConfig) -> tuple[int, tuple[list[str], list[str], list[str]]]:
-    """Return the step at which an audit starts, 0 at a cold start, and the prompts of ``rollouts.prompts``.
-
-    Raises ValueError if the task has too few.
-    """
-    start = 0 if config.start_from is None else branch.read(config.start_from).step
+def prompts(task: Task, config: RunConfig) -> tuple[list[str], list[str], list[str]]:
+    """Return the prompts of ``rollouts.prompts``. Raises ValueError if the task has too few."""
     audited = config.rollout.prompts // config.updates_per_rollout * config.audit.minibatches
-    return start, rollouts.prompts(task, config.seed, start, config.rollout.prompts, audited)
+    return rollouts.prompts(task, config.seed, config.rollout.prompts, audited)
 
 
 def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log: Log) -> dict[str, Any]:
@@ -91,18 +85,18 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
     FloatingPointError where the policy of the drift is not finite, and ValueError if the task has too few prompts.
     """
     task, model, facts = execute.at_start(config, lambda *_: None)
-    trainer = execute.trainer_at_start(model, task, config)
+    trainer = Trainer(model, task, config)
     log(f"the model is at its start ({', '.join(f'{key} {value}' for key, value in facts.items())})")
-    start, (of_drift, of_audited, reference) = prompts(task, config)
+    of_drift, of_audited, reference = prompts(task, config)
     every, truth = losses.on_model(model, task, configs), losses.truth(model, task, config)
     top_k = max((loss.learner.objective.traits.top_k for loss in every), default=0)
-    moves = rollouts.respond(trainer, of_drift, "audit_drift", start, top_k)
-    rollout = rollouts.respond(trainer, of_audited, "audit_audited", start, top_k, by_engine=True)
+    moves = rollouts.respond(trainer, of_drift, "audit_drift", top_k)
+    rollout = rollouts.respond(trainer, of_audited, "audit_audited", top_k, by_engine=True)
     frozen: dict[str, Frozen] = {}
     for routing in config.audit.routing:  # the old policy of r3 is under the sampler's routes
         replayed = replace(config, routing=replace(config.routing, replay="r3" if routing == "r3" else "none"))
         frozen[routing] = rollouts.freeze(Learner(model, replayed), trainer, [*every, truth], rollout)
-    setup = Setup(trainer, every, truth, frozen, reference, start, top_k)
+    setup = Setup(trainer, every, truth, frozen, reference, top_k)
     log(f"sampled {len(of_drift)} prompts to drift on and {len(of_audited)} to audit")
     for k in rollouts.drifted(trainer, moves, config.audit.drift):
         path = table_path(folder, k)
@@ -110,7 +104,7 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
             continue
         rows: list[Row] = []
         for scale in config.audit.router_scale:
-            place = {"seed": config.seed, "start": start, "k": k, "router_scale": scale}
+            place = {"seed": config.seed, "k": k, "router_scale": scale}
             with rollouts.scaled_routers(trainer, scale):
                 rows += [place | row for row in _at_weights(setup, k, log)]
         atomic_files.write(path, partial(pd.DataFrame(rows, columns=list(COLUMNS)).to_parquet, index=False))
@@ -121,7 +115,7 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
 def _at_weights(setup: Setup, k: int, log: Log) -> Iterator[Row]:
     """Yield the rows at the present weights: fresh samples first, then the audited rollout by routing."""
     trainer, groups = setup.trainer, setup.config.audit.groups
-    rollout = rollouts.respond(trainer, setup.reference, f"audit_reference_{k}", setup.start, setup.top_k)
+    rollout = rollouts.respond(trainer, setup.reference, f"audit_reference_{k}", setup.top_k)
     rewards_P = rollout.scores_B.view(-1, setup.config.rollout.responses).mean(-1)
     yield _row(_FRESH, ALL, "reward", mean_over_seeds(rewards_P.tolist(), bounds=(0.0, 1.0)))
     if setup.config.audit.clips:

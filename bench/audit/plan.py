@@ -38,7 +38,7 @@ class PlannedAudit:
 
     run: Run
     losses: dict[str, Run]
-    """By label; audits that differ in seed and start share them."""
+    """By label; audits that differ in seed share them."""
     folder: Path
     audit_hash: str
 
@@ -113,8 +113,8 @@ def plan(overrides: Sequence[str]) -> list[PlannedAudit]:
         _check(run)
     composed: dict[str, dict[str, Run]] = {}
     planned = []
-    for run in runs:  # no loss depends on the seed or the start
-        key = json.dumps({k: v for k, v in run.plain.items() if k not in ("seed", "start_from")}, sort_keys=True)
+    for run in runs:  # no loss depends on the seed
+        key = json.dumps({k: v for k, v in run.plain.items() if k != "seed"}, sort_keys=True)
         composed[key] = composed.get(key) or losses.plan(run)
         results = Path(run.config.results_dir).absolute()
         below = run.folder.relative_to(results / "runs" / run.config.experiment_name).parts[1:]  # no algorithm

@@ -55,7 +55,7 @@ def write(
     files += _clips(results, stem, rows, formats)
     joined = tables.joined(rows)
     for name, draw in FIGURES.items() if reference is not None else ():
-        for ending, group in _groups(joined, [*tables.SETTING, "start", "router_scale"]):
+        for ending, group in _groups(joined, [*tables.SETTING, "router_scale"]):
             try:
                 drawn = draw(without_mathematics(group))
             except CannotDraw as error:
@@ -73,7 +73,7 @@ def _clips(results: Path, stem: str, rows: pd.DataFrame, formats: Sequence[str])
     yield from writer.table(results, f"{stem}-clips", clip_atlas.atlas(rows), kinds=["csv"])
     yield from _table(results, f"{stem}-equivalent_bands", clip_atlas.equivalent(rows))
     measured = rows[rows["quantity"].str.contains("clip_share|response_length") & (rows["routing"] != "fresh")]
-    for ending, group in _groups(measured[measured["k"] > 0], ["start", "router_scale", "routing"]):
+    for ending, group in _groups(measured[measured["k"] > 0], ["router_scale", "routing"]):
         for anchor in clips.ANCHORS:
             drawn = clip_shares(without_mathematics(group), anchor)
             name = f"{stem}-clips-{anchor.replace(' ', '_')}{ending}"
@@ -129,6 +129,6 @@ def _table(results: Path, stem: str, table: pd.DataFrame) -> list[Path]:
 
 
 def _short(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop setting, strength, start and scale where they are the same in every row."""
-    keys = [key for key in (*tables.SETTING, "start", "router_scale") if key in table]
+    """Drop setting, strength and scale where they are the same in every row."""
+    keys = [key for key in (*tables.SETTING, "router_scale") if key in table]
     return table.drop(columns=[key for key in keys if table[key].nunique(dropna=False) < 2])

@@ -43,13 +43,13 @@ class Frozen:
     """(B, T) each."""
 
 
-def prompts(task: Task, seed: int, step: int, drift: int, audited: int) -> tuple[list[str], list[str], list[str]]:
+def prompts(task: Task, seed: int, drift: int, audited: int) -> tuple[list[str], list[str], list[str]]:
     """Draw the prompts of D, A and R, all different: ``drift`` for D, ``audited`` each for A and R.
 
-    ``step`` is the step of a mid-run checkpoint; 0 at a cold start. Raises ValueError if the task has too few prompts.
+    Raises ValueError if the task has too few prompts.
     """
     wanted, drawn = drift + 2 * audited, dict[str, None]()
-    generator = numpy_generator(seed, "audit_prompts", step)
+    generator = numpy_generator(seed, "audit_prompts", 0)
     for _ in range(_ROUNDS):
         drawn |= dict.fromkeys(task.sample(wanted, generator))
         if len(drawn) >= wanted:
@@ -63,17 +63,15 @@ def prompts(task: Task, seed: int, step: int, drift: int, audited: int) -> tuple
     return every[:drift], every[drift : drift + audited], every[drift + audited :]
 
 
-def respond(
-    trainer: Trainer, texts: Sequence[str], stage: str, step: int, top_k: int, by_engine: bool = False
-) -> Rollout:
+def respond(trainer: Trainer, texts: Sequence[str], stage: str, top_k: int, by_engine: bool = False) -> Rollout:
     """Sample responses with the present weights or, with ``by_engine``, with the config's engine.
 
-    ``stage`` and ``step`` seed the draws. Prompts are sampled in parts as large as a rollout of the config.
+    ``stage`` seeds the draws. Prompts are sampled in parts as large as a rollout of the config.
     """
     config, device = trainer.config, trainer.model.device.type
     model = trainer.model
     if by_engine:
-        model = trainer.sampler.model(torch_generator(config.seed, f"{stage}_engine", step, device))
+        model = trainer.sampler.model(torch_generator(config.seed, f"{stage}_engine", 0, device))
     decoding = Decoding(
         precision=config.precision,
         engine=trainer.sampler.engine if by_engine else Exact(),
@@ -81,7 +79,7 @@ def respond(
         top_k=top_k,
         routes=trainer.learner.forwards.records_routes,
     )
-    size, generator = config.rollout.prompts, torch_generator(config.seed, stage, step, device)
+    size, generator = config.rollout.prompts, torch_generator(config.seed, stage, 0, device)
     parts = [texts[first : first + size] for first in range(0, len(texts), size)]
     return join([roll_out(model, trainer.task, part, config.rollout.responses, generator, decoding) for part in parts])
 

@@ -20,7 +20,7 @@ from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
 
 # What tells the audits of an experiment apart, next to their checkpoints.
 SETTING = ["setting", "strength"]
-_WEIGHTS = ["start", "k", "router_scale", "routing"]
+_WEIGHTS = ["k", "router_scale", "routing"]
 # What tells a row from the others of its checkpoint.
 PLACE = [*_WEIGHTS, "loss", "block", "cut", "quantity"]
 _CONTRASTED = ("usefulness", "gain", "snr")

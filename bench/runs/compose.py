@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.runs import branch, identity, overrides, provenance
+from steadymoe.bench.runs import identity, overrides, provenance
 from steadymoe.bench.runs.identity import flatten, shortener
 from steadymoe.bench.runs.overrides import key_of
 from steadymoe.bench.runs.validate import check, check_names
@@ -209,8 +209,6 @@ def _with_absolute_paths(plain: Mapping[str, Any]) -> dict[str, Any]:
             placed[group] = fields | {"path": str(Path(path).expanduser().resolve())}
     if isinstance(plain.get("results_dir"), str):
         placed["results_dir"] = os.path.expanduser(plain["results_dir"])  # a Path would make "" the current folder
-    if isinstance(plain.get("start_from"), str):
-        placed["start_from"] = branch.read(plain["start_from"]).text
     return placed
 
 

@@ -187,6 +187,11 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
     return state
 
 
+def weights_path(folder: Path, step: int) -> Path:
+    """Return the path of the weights that ``checkpoint_keep`` keeps in a run's folder."""
+    return folder / f"weights-{step}.safetensors"
+
+
 def status(folder: Path) -> str:
     """Return the status of a run, as ``State`` lists them."""
     return read_state(folder).status
@@ -361,8 +366,8 @@ class Record:
         before = read_run(self.folder)
         if resume_from is None:
             self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
-            for of_branches in self.folder.glob("checkpoint-*.safetensors"):
-                of_branches.unlink()
+            for weights in self.folder.glob("weights-*.safetensors"):
+                weights.unlink()
         if before is not None and resume_from is not None:
             self._seconds_before = before["wall_seconds"]
             self.run["started"] = before["started"]

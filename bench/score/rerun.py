@@ -19,19 +19,20 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 import pandas as pd
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 from transformers import PreTrainedModel
 
 from steadymoe.bench.check.properties import KEEPS_STATE
-from steadymoe.bench.runs import branch, compose, execute
+from steadymoe.bench.runs import compose, execute, record
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score import entry as entries
 from steadymoe.bench.score.entry import BadEntry, Entry
 from steadymoe.bench.score.standard import COLUMNS, RATE, REFERENCE, changed_setting
-from steadymoe.bench.support import external
+from steadymoe.bench.support import external, regular_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.sampling import Decoding, roll_out
 
 # Fresh seeds of a rerun, and prompts on which it is measured.
@@ -148,14 +149,15 @@ def _measured(runs: Sequence[Run], reference: Sequence[Run], loss: str, drawn: i
         row |= {"rate": run.config.optimizer.learning_rate, "value": run.config.optimizer.learning_rate}
         accuracy = partial(_accuracy, model, task, config.seed, drawn)
         row |= {"start": accuracy(False), "start_greedy": accuracy(True), "sampled": 0.0, "greedy": 0.0}
-        kept = branch.kept(run.folder, config.steps)
+        kept = record.weights_path(run.folder, config.steps)
         if kept.exists():
             try:
-                checkpoint.restore_weights(model, checkpoint.tensors_of(kept))
+                regular_files.opened(kept, sys.maxsize).close()  # no link, no pipe
+                load_model(model, kept, device=str(model.device))
                 row |= {"sampled": accuracy(False), "greedy": accuracy(True)}
             except FloatingPointError:
                 pass  # no accuracy
-            except (OSError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 text = " ".join(str(error).split())[:200]
                 raise BadEntry(f"{kept} does not hold the weights of the model: {text}") from error
         rows.append(row)

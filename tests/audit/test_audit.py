@@ -21,7 +21,7 @@ from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.algorithms.grpo import GRPO
 from steadymoe.bench.audit import measure, plan, rollouts, tables
 from steadymoe.bench.audit.tokens import deciles
-from steadymoe.bench.runs import compose, execute, identity
+from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.support import external
 from steadymoe.bench.tasks.chain import Chain
@@ -234,12 +234,12 @@ def test_drift_matches_a_run_with_the_neutral_loss(task: Chain, model: PreTraine
 
 
 def test_prompt_splits_are_disjoint_and_too_few_prompts_are_refused(task: Chain) -> None:
-    found = rollouts.prompts(task, 0, 0, 20, 30)
+    found = rollouts.prompts(task, 0, 20, 30)
     every = [prompt for prompts in found for prompt in prompts]
     assert len(set(every)) == len(every) == 80
-    assert found != rollouts.prompts(task, 1, 0, 20, 30)
+    assert found != rollouts.prompts(task, 1, 20, 30)
     with pytest.raises(ValueError, match="different prompts"):
-        rollouts.prompts(Chain(min_operands=2, max_operands=2, modulus=2, spare_tokens=2), 0, 0, 20, 30)
+        rollouts.prompts(Chain(min_operands=2, max_operands=2, modulus=2, spare_tokens=2), 0, 20, 30)
 
 
 def test_each_decile_holds_a_tenth_of_the_tokens() -> None:
@@ -270,7 +270,6 @@ REFUSED = {
     "audit.algorithms=[grop]": "grop",
     "+audit.arms.wide=3": "audit.arms.wide",
     """'+audit.arms.wide="algorithm=grpo seed=3"'""": "audit.arms.wide",
-    "start_from=nowhere@3": "there is no run in",
     f"""'+audit.arms.none="algorithm=grpo algorithm.loss._target_={__name__}.Nothing"'""": "no gradient",
     "--fast": "--fast",
     "--bundle x.jsonl": "is now steadymoe-integrations audit FILE",
@@ -302,19 +301,6 @@ def test_impossible_audit_is_refused_in_one_line_before_any_work(
 
 
 # --- elsewhere ---------------------------------------------------------------------------------------
-
-
-def test_mid_run_audit_starts_at_the_weights_and_moments_of_its_trunk(results: Path, tmp_path: Path, ran: Said) -> None:
-    shutil.copytree(results / "cold_starts", tmp_path / "cold_starts")
-    words = [word for word in WORDS if not word.startswith(("audit.", "+audit.", "experiment_name"))]
-    trunk = [*words, f"results_dir={tmp_path}", "steps=2", "checkpoint_keep=2", "algorithm=grpo_unclipped"]
-    (run,) = compose.plan(trunk)
-    assert execute.execute(run) in ("finished", "diverged")
-    one = [word for word in WORDS if not word.startswith("+audit.arms")]
-    one += [f"results_dir={tmp_path}", f'start_from="{run.folder}@2"', "audit.drift=[0]", "audit.algorithms=[grpo]"]
-    ran("audit", *one)
-    (found,) = (tmp_path / "audits").glob("**/k=0.parquet")
-    assert set(pd.read_parquet(found)["start"]) == {2}
 
 
 @pytest.mark.parametrize(

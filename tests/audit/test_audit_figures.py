@@ -36,7 +36,7 @@ def numbers(loss: str, k: int, routing: str, seed: int, strength: float) -> Numb
 
 def rows_of(k: int, seed: int, strength: float) -> list[dict[str, Any]]:
     """The rows of one table."""
-    place = {"seed": seed, "start": 0, "k": k, "router_scale": 1.0}
+    place = {"seed": seed, "k": k, "router_scale": 1.0}
     of_data = {"routing": "fresh", "loss": "all", "block": "", "cut": "", "replicates": None}
     rows = [place | of_data | {"quantity": "reward", "value": 0.6 - 0.01 * k, "low": 0.5, "high": 0.7, "n": 16}]
     for loss, routing, cut in itertools.product(LOSSES, ("free", "r2"), ("before", "after")):

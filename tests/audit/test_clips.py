@@ -82,7 +82,7 @@ def rows(share: Any, checkpoints: int = 3, settings: tuple[str, ...] = ("",)) ->
     made: list[dict[str, Any]] = []
     for setting in settings:
         for checkpoint in range(checkpoints):
-            place = {"setting": setting, "strength": 0.0, "start": 0, "k": 4, "router_scale": 1.0, "routing": "free"}
+            place = {"setting": setting, "strength": 0.0, "k": 4, "router_scale": 1.0, "routing": "free"}
             place |= {"checkpoint": checkpoint}
             length = 10.0 + len(setting)
             made.append(place | {"loss": "all", "quantity": "response_length", "value": length})

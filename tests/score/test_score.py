@@ -221,8 +221,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for dial in dials:
         planned = compose.plan([f"experiment={dial.experiment}", *dial.overrides, "algorithm=grpo"], multirun=True)
         plain = {f"{standard.value_of(dial, run):g}": run.plain for run in planned}
-        nameless = {"seed": None, "start_from": None}
-        hashes[dial.name] = {value: identity.config_hash(each | nameless) for value, each in plain.items()}
+        hashes[dial.name] = {value: identity.config_hash(each | {"seed": None}) for value, each in plain.items()}
     facts, read = standard.made() | {"hashes": hashes}, standard.made
     monkeypatch.setattr(standard, "made", lambda *folder: read(*folder) if folder else facts)
     return tmp_path

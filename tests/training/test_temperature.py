@@ -189,7 +189,7 @@ def test_probes_and_replay_columns_use_the_temperature(tmp_path: Path) -> None:
 def test_audit_rollouts_use_the_temperature_but_evaluation_stays_at_1(tmp_path: Path) -> None:
     assert trainer(tmp_path, *at(3.0)).evaluate(1) == trainer(tmp_path, *LIVELY).evaluate(1)
     made = trainer(tmp_path, *at(0.5))
-    rollout = rollouts.respond(made, ["1+1="], "audit", 0, 0)
+    rollout = rollouts.respond(made, ["1+1="], "audit", 0)
     assert_close(rollout.logprobs_BT, expected(made, rollout, 0.5)[0], atol=2e-4, rtol=0)
 
 

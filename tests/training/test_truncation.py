@@ -128,7 +128,7 @@ def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, words: list[str]) -> No
 
 def test_audit_truncates_only_the_audited_rollout(tmp_path: Path) -> None:
     made = trainer(tmp_path, *REPLAY)
-    audited, fresh = (rollouts.respond(made, ["1+1="], "audit", 0, 0, by_engine=each) for each in (True, False))
+    audited, fresh = (rollouts.respond(made, ["1+1="], "audit", 0, by_engine=each) for each in (True, False))
     assert audited.kept_BTV is not None
     assert fresh.kept_BTV is None
     with torch.no_grad():
