@@ -238,7 +238,6 @@ class ProbeConfig(_Group):
     every_updates: Count | None
     responses: Count
     fraction: Share
-    largest: Annotated[StrictInt, Field(ge=0, le=_LARGEST)]
 
 
 @dataclass(frozen=True, kw_only=True)

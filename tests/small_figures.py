@@ -61,7 +61,7 @@ SEEDS = 2
 
 METRICS = (
     *("reward", "eval_accuracy", "tokens_sampled", "clip_fraction", "expert_change_rate", "token_ratio_variance"),
-    *("rollout_kl_k3", "entropy", "log_ratio_moment_top", "log_ratio_moment_top_changed", "log_ratio_moment_free"),
+    *("rollout_kl_k3", "entropy", "log_ratio_moment_free"),
     *("log_ratio_moment_changed", "log_ratio_moment_unchanged", "log_ratio_moment_pinned"),
     *("loss/hot", "own/unsure"),
 )
@@ -102,7 +102,6 @@ def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
     each = steps[["arm", "algorithm"]].drop_duplicates().to_dict("records")
     survival = pd.DataFrame({"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": 0.1, "high": 1.0, "n": 5})
     grid = pd.DataFrame(arms(arm=names, x=[1e-4, 2e-4, 4e-4], y=[2, 4, 8])).assign(stable=0.67, n=3)
-    tokens = {"seed": 0, "log_ratio": 1.5, "log_ratio_pinned": 0.5, "layers_changed": 1, "entropy": 0.4}
     counts = [
         {"arm": f"{name} {model}", "algorithm": name, "model": model, "seed": 0, "metric": metric, "bin": 20 + at}
         | {"count": 5 + at, "updates_per_rollout": 8, "prompts": 32}
@@ -115,6 +114,5 @@ def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
         "survival_curves": pd.concat([survival.assign(arm=arm["arm"], collapsed=2) for arm in each]),
         "frontier_grid": grid,
         "frontier_line": grid[grid["y"] == 4][["arm", "x", "y"]],
-        "tails": pd.DataFrame([tokens | {"arm": arm["arm"]} for arm in each]),
         "histograms": pd.DataFrame(counts),
     }

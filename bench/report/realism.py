@@ -27,7 +27,7 @@ CAPTION = (
 _OF_EXPERTS = (
     *("routing.", "optimizer.router_factor", "cold_start.router_factor", "cold_start.aux_loss", "cold_start.z_loss"),
     *("model.config._target_", "model.config.intermediate_size", "model.config.first_k_dense_replace"),
-    *("evaluation.permuted_routes", "probe.largest", "experts", "seed"),
+    *("evaluation.permuted_routes", "experts", "seed"),
 )
 
 

@@ -15,7 +15,7 @@ NO_NUMBERS = (
     "compile",
 )
 # Fields that left, at the values that they have in recorded hashes.
-_LEFT = {"compile": False, "start_from": None, "weight_noise": 0.0}
+_LEFT = {"compile": False, "start_from": None, "weight_noise": 0.0, "probe.largest": 0}
 # The section of ``steadymoe audit``, which no run reads; an audit has a hash of its own.
 _OF_AUDITS = "audit."
 

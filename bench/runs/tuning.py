@@ -12,7 +12,7 @@ from steadymoe.bench.support.errors import ConfigError
 
 RATE = "optimizer.learning_rate"
 # What a tuning measures less of than its setting, unless the user chooses.
-MEASURED = ("measure", "probe.largest", "evaluation.permuted_routes")
+MEASURED = ("measure", "evaluation.permuted_routes")
 
 
 def overrides(words: Sequence[str]) -> list[str]:
@@ -35,7 +35,6 @@ def overrides(words: Sequence[str]) -> list[str]:
         "measure": "little",  # only the level is compared
     }
     if "measure" not in given:  # what a setting measures beside the level
-        tuned |= {"probe.largest": "0"} if config.probe.largest else {}
         tuned |= {"evaluation.permuted_routes": "false"} if config.evaluation.permuted_routes else {}
     tuned = {key: value for key, value in tuned.items() if key not in given}
     if given.get(RATE) not in several:

@@ -276,17 +276,6 @@ EVALUATED = {
 # What a run is judged by: each is taken at the last evaluation.
 OUTCOMES = ("eval_accuracy", "eval_greedy", "eval_pass")
 
-TAIL = (
-    Column("response", "response of the probe's sample, from 0", type="int64"),
-    Column("position", "token of the response, from 0", type="int64"),
-    Column("token", "the token's text", type="string"),
-    Column("entropy", "entropy of the next-token distribution before the step's updates", unit="nats"),
-    Column("logprob", "log π_old of the token", unit="nats"),
-    Column("log_ratio", "log π_θ/π_old of the token", unit="nats"),
-    Column("log_ratio_pinned", "the same with the pre-update routes forced", unit="nats"),
-    Column("layers_changed", "MoE layers in which the token's set of experts differs", type="int64"),
-)
-
 
 def tables() -> dict[str, dict[str, Column]]:
     """The columns of every table, by name, in their order on disk; the table of steps has the columns of UPDATE too."""
@@ -303,7 +292,6 @@ def tables() -> dict[str, dict[str, Column]]:
         "updates": (_STEP_KEY, update, *UPDATE),
         "layers": (_STEP_KEY, *layer_keys, *of_layers),
         "evaluations": EVALUATION,
-        "tails": (_STEP_KEY, replace(update, meaning="the step's last gradient update"), *TAIL),
     }
     return {table: {each.name: each for each in columns} for table, columns in rows.items()}
 
@@ -315,8 +303,6 @@ OWN: dict[str, Column] = {}
 OWN_TABLES = ("steps", "updates")
 # The most such columns of a run, and the longest name of one.
 MAX_OWN, _LONGEST_NAME = 64, 40
-# Tables that runs of earlier versions do not have.
-ADDED = frozenset({"tails"})
 
 
 def of_metric(metric: str) -> Column:

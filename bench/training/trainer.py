@@ -93,9 +93,6 @@ class Trainer:
                 diverged_at_update = update
                 break
 
-        if probe is not None and self.config.probe.largest and diverged_at_update is None:
-            with clock("probe_seconds"):
-                rows.add_tails(probe.largest(self.config.probe.largest), self.task.tokenizer)
         if step % self.config.evaluation.every == 0 or step == self.config.steps:
             try:
                 with clock("evaluation_seconds"):

@@ -396,54 +396,6 @@ def test_gain_map_shows_last_minus_first_reward() -> None:
     assert [patch.get_xy() for patch in of_grpo.patches] == [(0.5, 0.5)]
 
 
-def tail_tokens(arm: str, log_ratios: list[float]) -> pd.DataFrame:
-    """Tokens of which the first has its old route; with the old routes forced, each moves a tenth as far."""
-    tokens = pd.DataFrame({"log_ratio": log_ratios}).assign(arm=arm, seed=0, layers_changed=1, entropy=0.5)
-    tokens.loc[0, "layers_changed"] = 0
-    return tokens.assign(log_ratio_pinned=tokens["log_ratio"] / 10)
-
-
-def test_tail_is_split_by_routes_and_shows_the_largest_tokens() -> None:
-    values = {
-        "log_ratio_moment_top": lambda arm, seed: 0.5 + 0.1 * seed,
-        "log_ratio_moment_top_changed": lambda arm, seed: 0.4,
-        "log_ratio_moment_free": lambda arm, seed: 1.9,  # 0.3 · 4 + 0.7 · 1: the routes of 30 % of tokens changed
-        "log_ratio_moment_changed": lambda arm, seed: 4.0,
-        "log_ratio_moment_unchanged": lambda arm, seed: 1.0,
-    }
-    moe = long_table(values, arms(algorithm=["grpo", "gspo"], task=["sort"]))
-    dense = long_table({"reward": reward}, arms(algorithm=["grpo"], model=["dense_micro"]), seeds=5)
-    tails = pd.concat([tail_tokens("grpo sort", [-2.0, 0.1]), tail_tokens("gspo sort", [3.0, -5.0, *[0.01] * 120])])
-    figure = routing.tail(pd.concat([moe, dense]), tails)
-    bars, tokens = figure.axes
-    assert [tick.get_text() for tick in bars.get_yticklabels()] == ["grpo", "gspo"], "no dense arm, no shared word"
-    np.testing.assert_allclose([(bar.get_x(), bar.get_width()) for bar in bars.patches], [(0, 0.4), (0.4, 0.2)] * 2)
-    numbers = figure.numbers.set_index("panel")
-    np.testing.assert_allclose(numbers.loc["all tokens with a changed route", "mean"], 0.3)
-    (tick, *_) = (line for line in bars.lines if line.get_marker() == "|")
-    np.testing.assert_allclose(tick.get_xdata(), 0.3 * 0.6)
-    whole = estimates.over_seeds([0.5, 0.6, 0.7], bounds=(0.0, 1.0))
-    np.testing.assert_allclose(numbers.loc["log_ratio_moment_top", ["low", "high"]], [[whole.low, whole.high]] * 2)
-    pinned_of_changed, changed, pinned_of_others, others = (line.get_ydata() for line in tokens.lines[:4])
-    assert sorted(np.abs(others)) == [2.0, 3.0]
-    np.testing.assert_allclose(np.abs(changed)[:3], [5, 0.1, 0.01])
-    assert len(changed) + len(others) == 100
-    np.testing.assert_allclose(pinned_of_changed, changed / 10)
-    np.testing.assert_allclose(pinned_of_others, others / 10)
-    assert "the routes of 98 changed" in said(figure)
-
-
-def test_tail_of_one_seed_has_no_interval() -> None:
-    names = ("free", "top", "unchanged")
-    values = {f"log_ratio_moment_{name}": lambda arm, seed: 0.5 for name in names}
-    values["log_ratio_moment_top_changed"] = lambda arm, seed: 0.0
-    figure = routing.tail(long_table(values, arms(algorithm=["grpo"]), seeds=1), tail_tokens("grpo", [0.2]))
-    numbers = figure.numbers.set_index("panel")
-    assert numbers.loc["all tokens with a changed route", "mean"] == 0.0
-    assert numbers["low"].isna().all()
-    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["grpo"]
-
-
 # What is missing
 
 

@@ -106,7 +106,6 @@ def _has_twins(steps: pd.DataFrame) -> str | None:
 _STALE = ("updates_per_rollout",)
 _LINE, _ARM, _KL = ("algorithm", "routing", "correction"), ("arm",), ("reward", "rollout_kl_k3")
 _MOMENTS = ("log_ratio_moment_free", "log_ratio_moment_pinned")
-_TOP = ("log_ratio_moment_top", "log_ratio_moment_top_changed")
 _SURVIVAL, _FRONTIER = ("survival_curves", "steps"), ("frontier_grid", "frontier_line", "steps")
 _GRID = ("learning_rate", "updates_per_rollout")
 # fmt: off
@@ -135,7 +134,6 @@ _LIST = [
                rule=_has_one_engine),
     FigureSpec("fig15", "gain_map", stability.gain_map, "frontier_stale",
                varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),
-    FigureSpec("fig16", "tail", routing.tail, "routers", records=_TOP, takes=("steps", "tails")),
     FigureSpec("fig17", "bearable", bearable.drawn, "bearable", rule=bearable.lacks),
     FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own, needs_own=True),
     FigureSpec("fig19", "carry_over", bearable.carried, "optimizers", rule=bearable.lacks_settings),
