@@ -276,7 +276,7 @@ def test_user_code_outside_the_suite_runs_as_documented(tmp_path: Path) -> None:
     text, blocks = (ROOT / "docs" / "your_algorithm.md").read_text(), tutorial()
     configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
     del blocks["my_figures.py"]  # tests/report/test_report_page.py draws it
-    modules = {"my_losses.py", "my_metrics.py", "my_tasks.py"}
+    modules = {"my_losses.py", "my_tasks.py"}
     assert set(blocks) == {*modules, *(f"conf/{name}.yaml" for name in configs)}
     write_all(tmp_path / "mine", blocks)
     (command,) = re.findall(r"^STEADYMOE_PATH=\S+ steadymoe run .*", text, re.MULTILINE)

@@ -124,7 +124,6 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         fits.check(config)
     check_names(flat, reference)
     axes = identity.axes(flat, reference, choices)
-    modules = provenance.modules_of(plain) | {path.stem for path in external.metrics() if config.measure == "all"}
     return Run(
         config=config,
         plain=plain,
@@ -132,7 +131,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         axes=axes,
         folder=_folder(config, [choices["algorithm"], choices["model"], choices["task"], identity.axes_name(axes)]),
         config_hash=identity.config_hash(plain),
-        command=external.prefix(choices, modules) + overrides.command_of(own(words)),
+        command=external.prefix(choices, provenance.modules_of(plain)) + overrides.command_of(own(words)),
         words=tuple(words),
     )
 

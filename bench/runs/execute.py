@@ -19,7 +19,7 @@ from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.seeding import derive, repeatable
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import checkpoint, cold_start, own_metrics, samples
+from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
@@ -160,7 +160,6 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         # A cached cold start has a fingerprint; a given one has a path, added later.
         "cold_start": {"fingerprint": config.cold_start_fingerprint} if config.has_own_cold_start else {},
         **provenance.facts(run.plain, config.experts, config.device, config.threads),
-        **(provenance.of_metrics(own_metrics.load()) if config.measure == "all" else {}),
         "diverged": None,
         "error": None,
     }

@@ -32,7 +32,6 @@ from steadymoe.bench.schema import EXPERTS, RunConfig
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import own_metrics
 from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
 
@@ -50,8 +49,6 @@ def check(config: RunConfig) -> None:
     """
     if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
         raise ConfigError(f"experts={megablocks.NAME}: {why}")
-    if config.measure == "all":
-        own_metrics.load()
     is_dense = not has_experts(config.model)
     if "path" in config.model:
         path = config.model["path"]

@@ -65,7 +65,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 # Facts that need not be there, each with its type.
 _MAY_HAVE: lifecycle.Fields = {
-    **dict.fromkeys(("config.collapse", "progress", "tables", "metrics"), dict),
+    **dict.fromkeys(("config.collapse", "progress", "tables"), dict),
     **dict.fromkeys(("origin", "error", "optimizer", "config.experts"), str),
 }
 # The longest name, and text of any other fact.
@@ -409,7 +409,7 @@ class Record:
                 self._own |= set(filter(columns.is_own, unknown))
                 unknown -= self._own
             if len(self._own) > columns.MAX_OWN:
-                raise ValueError(f"a run may have at most {columns.MAX_OWN} columns from its loss and own metrics")
+                raise ValueError(f"a run may have at most {columns.MAX_OWN} columns from its loss")
             if unknown:
                 raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
             with atomic_files.replaceable(self.folder / f"{table}.jsonl").open("a") as file:

@@ -297,9 +297,7 @@ def tables() -> dict[str, dict[str, Column]]:
 
 
 TABLES = tables()
-# Columns of updates and steps that no line here declares begin with ``loss/`` (numbers of a loss) or ``own/`` (a user's
-# metrics). These are the latter's, as far as ``own_metrics`` has loaded them.
-OWN: dict[str, Column] = {}
+# Tables with columns that no line here declares: those of the numbers of a loss, ``loss/…``.
 OWN_TABLES = ("steps", "updates")
 # The most such columns of a run, and the longest name of one.
 MAX_OWN, _LONGEST_NAME = 64, 40
@@ -307,14 +305,14 @@ MAX_OWN, _LONGEST_NAME = 64, 40
 
 def of_metric(metric: str) -> Column:
     """The column of a metric: of the first table that has it. A plain column for a name that no table has."""
-    found = (columns[metric] for columns in (*TABLES.values(), OWN) if metric in columns)
+    found = (columns[metric] for columns in TABLES.values() if metric in columns)
     return next(found, Column(metric, ""))
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name is that of a number of a loss or of a user's metric."""
+    """Return whether a name is that of a number of a loss."""
     prefix, _, rest = name.partition("/")
-    return prefix in ("loss", "own") and rest.isascii() and rest.isidentifier() and len(rest) <= _LONGEST_NAME
+    return prefix == "loss" and rest.isascii() and rest.isidentifier() and len(rest) <= _LONGEST_NAME
 
 
 def bounds(metric: str) -> tuple[float, float] | None:
