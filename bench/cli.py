@@ -79,8 +79,6 @@ def _run(words: list[str]) -> int:
     if verb in VERBS:
         # It reports too, and `steadymoe run` alone does not wait for matplotlib.
         module = "report.tuning" if verb == "run" and "--tune" in rest else VERBS[verb][0]
-    elif verb == "import":
-        raise UserError("import is now steadymoe-integrations import (pip install ./integrations)")
     else:
         raise UserError(f"unknown command {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
     code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)

@@ -147,7 +147,7 @@ class OptimizerConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(OptimizerConfig):
-    """``torch.optim.AdamW``. A config without a kind, as all were before there were others, is AdamW's."""
+    """``torch.optim.AdamW``. A config without a kind is AdamW's."""
 
     kind: Literal["adamw"] = "adamw"
     beta1: Momentum

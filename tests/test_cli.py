@@ -335,7 +335,6 @@ def test_option_without_effect_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--figure fig13", "part of the study"),
         ("--figure fig99", "there is no figure 'fig99'; did you mean"),
         ("--figure fig05", "steadymoe run experiment=staleness"),
         ("--figure fig05 --experiment small", "fig05 lacks runs with 2 values of updates_per_rollout in small"),

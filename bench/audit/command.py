@@ -9,7 +9,6 @@ from typing import Any
 
 from steadymoe.bench.report import paper
 from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 
 _MEASURE = """Measure the gradients of many losses on the same frozen rollouts, after k updates by GRPO without a clip.
@@ -27,11 +26,6 @@ _MODES = {
     "report": {"experiment", "results", "losses", "against", "drift", "format", *paper.OPTIONS},
     "keep": {"experiment", "results", "keep"},
 }
-# An argument that has left → the command that does its work.
-_MOVED = {
-    "--bundle": "steadymoe-integrations audit FILE",
-    "--conformance": "steadymoe-integrations conformance TENSORS",
-}
 
 
 def main(words: list[str]) -> int:
@@ -44,9 +38,6 @@ def main(words: list[str]) -> int:
         given = parser.parse_args(words[1:])
         parser.mode(given, _MODES)
         return _report(given)
-    for word in words:
-        if moved := _MOVED.get(word.partition("=")[0]):
-            raise UserError(f"audit {word} is now {moved} (pip install ./integrations)")
     return _measure(_parser().parse_args(words))
 
 

@@ -38,7 +38,7 @@ NUMBERS = {
     "learning_rate": "optimizer.learning_rate",
 }
 KEYS += NUMBERS
-# The optimizer of every run that was recorded before there was a choice.
+# The optimizer of runs that name none: those of other trainers, and those of some archives.
 USUAL_OPTIMIZER = "adamw"
 # The most characters of an arm's name.
 _LONGEST_ARM = 10_000
@@ -73,7 +73,7 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
     """Return the tables of the runs that have ended: ``runs``, ``steps``, ``histograms``, ``evaluations``.
 
     They come from ``runs/`` if a run has ended there, else from the archive in ``data/``. ``runs`` has the recorded
-    status and the verdict of today's rule of collapse (``collapse.judged``). Runs of other trainers, whose column
+    status and the verdict of the rule of collapse (``collapse.judged``). Runs of other trainers, whose column
     ``origin`` names the trainer, are left out unless ``foreign``: claims, boards and scores must never hold one by
     accident. The tables are empty for an unknown experiment. Raises Damaged if one cannot be read.
     """
@@ -167,7 +167,7 @@ def _refuse_mixed(folder: Path, checksums: Mapping[str, Any]) -> None:
 def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     """Return the tables of an archive. Raises Damaged unless they are complete and match their checksums."""
     if (checksums := lifecycle.read(folder / CHECKSUMS, {})) is None:
-        raise Damaged(f"{folder} lacks {CHECKSUMS}: it is from an earlier version of steadymoe")
+        raise Damaged(f"{folder} lacks {CHECKSUMS}")
     paths = {name: folder / f"{name}.parquet" for name in _TABLES if f"{name}.parquet" in checksums}
     _refuse_mixed(folder, checksums)
     if lacking := [name for name in _TABLES if name not in paths]:
@@ -175,8 +175,6 @@ def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     tables = {name: all_visible(read_kept(path)) for name, path in paths.items()}
     for name in {"runs", "steps", "histograms"} & {name for name in tables if "optimizer" not in tables[name]}:
         tables[name] = tables[name].assign(optimizer=USUAL_OPTIMIZER)
-    if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
-        raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is from an earlier version of steadymoe")
     if why := next(_wrong(tables), None):
         raise Damaged(f"{folder}: {why}")
     return tables

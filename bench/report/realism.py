@@ -184,14 +184,11 @@ def is_twin(dense: pd.Series, moe: pd.Series) -> bool:
     """Return whether one of two ``runs`` is the dense twin of the other, whatever their seeds.
 
     The twin of a model is named ``dense_<model>``. The algorithm is the same, and so is every setting that both configs
-    have, but for those of routers and experts. A run that was archived without its config has no twin.
+    have, but for those of routers and experts.
     """
     if dense["model"] != f"dense_{moe['model']}" or dense["algorithm"] != moe["algorithm"]:
         return False
-    texts = (run.get("config") for run in (dense, moe))
-    ours, theirs = (flatten(json.loads(text)) if isinstance(text, str) else None for text in texts)
-    if ours is None or theirs is None:
-        return False
+    ours, theirs = (flatten(json.loads(run["config"])) for run in (dense, moe))
     shared = (key for key in ours.keys() & theirs.keys() if not key.startswith(_OF_EXPERTS))
     return all(ours[key] == theirs[key] for key in shared)
 

@@ -15,7 +15,7 @@ NO_NUMBERS = (
     "compile",
 )
 # Fields that left, at the values that they have in recorded hashes.
-_LEFT = {"compile": False, "start_from": None, "weight_noise": 0.0, "probe.largest": 0}
+LEFT = {"compile": False, "start_from": None, "weight_noise": 0.0, "probe.largest": 0}
 # The section of ``steadymoe audit``, which no run reads; an audit has a hash of its own.
 _OF_AUDITS = "audit."
 
@@ -103,7 +103,7 @@ def _not_neutral(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``numbers`` without the fields at their neutral value, so that adding a field changes no recorded hash."""
     from steadymoe.bench.schema import NEUTRAL  # pydantic, which `steadymoe status` need not wait for
 
-    return _LEFT | {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
+    return LEFT | {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:
@@ -147,7 +147,7 @@ def _tail(path: str, count: int, cut: int | None) -> str:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the fields in which two configs differ and that change numbers, as ``key: old -> new``, in one line."""
-    before, after = _LEFT | flatten(old), _LEFT | flatten(new)
+    before, after = LEFT | flatten(old), LEFT | flatten(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if changes_numbers(key)

@@ -34,7 +34,7 @@ STATUSES = ("running", "interrupted", "failed", *ENDED)
 GROUPS = ("algorithm", "correction", "routing", "engine", "model", "task", "optimizer")
 
 _FIELDS: lifecycle.Fields = {
-    **dict.fromkeys(("status", "experiment", *GROUPS[:-1]), str),  # runs before there was a choice have no optimizer
+    **dict.fromkeys(("status", "experiment", *GROUPS[:-1]), str),  # other trainers name no optimizer
     **dict.fromkeys(("axes_name", "config_hash", "config_hash_without_seed", "algorithm_code", "command"), str),
     **dict.fromkeys(("axes", "versions", "machine", "config", "config.engine"), dict),
     **dict.fromkeys(("seed", "training_version", "config.steps", "config.updates_per_rollout"), int),
@@ -201,13 +201,13 @@ def current_status(folder: Path, facts: dict[str, Any]) -> str:
     """Return the status of a run by its ``run.json`` and its lock, without a look at its tables."""
     if facts["status"] == "running" and not lifecycle.is_held(folder):
         return "interrupted"  # it was killed before it could write its status
-    return ended(facts["diverged"]) if facts["status"] in ENDED else facts["status"]
+    return facts["status"]
 
 
 def ended(how: dict[str, Any] | None) -> str:
     """Return the status of a run that has ended from the field ``diverged`` of its ``run.json``.
 
-    ``diverged``: a number was not finite. ``collapsed``: by the rule. (Older runs call both ``diverged``.)
+    ``diverged``: a number was not finite. ``collapsed``: by the rule.
     """
     if how is None:
         return "finished"

@@ -272,8 +272,6 @@ REFUSED = {
     """'+audit.arms.wide="algorithm=grpo seed=3"'""": "audit.arms.wide",
     f"""'+audit.arms.none="algorithm=grpo algorithm.loss._target_={__name__}.Nothing"'""": "no gradient",
     "--fast": "--fast",
-    "--bundle x.jsonl": "is now steadymoe-integrations audit FILE",
-    "--conformance=x": "is now steadymoe-integrations conformance TENSORS",
     "audit.algorithms=[]": "audit.algorithms",
     "audit.router_scale=[a]": "must be a valid number, got 'a'",
     "audit.routing=[free,r9]": "must be 'free', 'r2' or 'r3'",

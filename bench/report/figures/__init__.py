@@ -17,10 +17,6 @@ from steadymoe.bench.support.text import nearest, without_mathematics
 __all__ = ["FIGURES", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "style"]
 
 
-# A figure that has left → where it is.
-_MOVED = dict.fromkeys(("fig13", "early_warning"), "early warnings are part of the study: claim 11 in study/claims.md")
-
-
 class CannotDraw(UserError):
     """A figure or its data do not exist; the message says what to do."""
 
@@ -175,8 +171,6 @@ def find(words: Sequence[str]) -> list[FigureSpec]:
     known = every()
     names = {spec.name: spec for spec in known.values()} | known
     for word in words:
-        if word in _MOVED:
-            raise CannotDraw(f"there is no figure {word!r} any more; {_MOVED[word]}")
         if word not in names:
             raise CannotDraw(f"there is no figure {word!r}; {nearest(word, list(names), '`steadymoe report --list`')}")
     return [names[word] for word in words]
