@@ -88,21 +88,16 @@ def training_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, to
     return tensors | {f"optimizer/{name}": value for name, value in moments(optimizer).items()}
 
 
-def restore_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the weights among the tensors of ``training_state`` into ``model``, with the biases of bias balancing."""
-    weights = _section("model", tensors)
-    if any(name.endswith(f".{balancing.BIAS}") for name in weights):
-        balancing.install(model)
-    model.load_state_dict(weights)
-
-
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the tensors of ``training_state`` into ``model`` and ``optimizer``.
+    """Load the tensors of ``training_state`` into ``model``, with the biases of bias balancing, and ``optimizer``.
 
     Raises KeyError, and changes nothing, if a moment is not named by a parameter of the optimizer.
     """
     restore(optimizer, _section("optimizer", tensors))
-    restore_weights(model, tensors)
+    weights = _section("model", tensors)
+    if any(name.endswith(f".{balancing.BIAS}") for name in weights):
+        balancing.install(model)
+    model.load_state_dict(weights)
 
 
 def _section(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
