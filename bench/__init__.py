@@ -57,7 +57,6 @@ def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.Da
     ``steps``: a row for each run, step and metric, with the column ``value``; docs/metrics.md defines the metrics.
     ``evaluations``: a row for each run and held-out prompt of the last evaluation, with its ``score``.
     ``histograms``: a row for each run, metric and bin, with its ``count``.
-    ``tails``: a row for each of the tokens whose ratio moved most, with ``probe.largest`` above 0.
     An arm is the runs that differ in their seed alone; every table has the columns ``arm`` and ``seed``.
 
     Raises NothingToReport if no run of the experiment has ended, and Damaged where kept tables cannot be read.

@@ -147,7 +147,7 @@ class OptimizerConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(OptimizerConfig):
-    """``torch.optim.AdamW``. A config without a kind, as all were before there were others, is AdamW's."""
+    """``torch.optim.AdamW``. A config without a kind is AdamW's."""
 
     kind: Literal["adamw"] = "adamw"
     beta1: Momentum
@@ -238,7 +238,6 @@ class ProbeConfig(_Group):
     every_updates: Count | None
     responses: Count
     fraction: Share
-    largest: Annotated[StrictInt, Field(ge=0, le=_LARGEST)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,8 +301,6 @@ class RunConfig(_Group):
     collapse: CollapseConfig
     checkpoint_every: Count
     checkpoint_keep: Count | None
-    start_from: str | None
-    weight_noise: NotNegative
     log: Literal["tensorboard", "wandb"] | None
     retry: Literal["all", "failed"]
     correction: Mapping[str, Any]
@@ -320,7 +317,7 @@ class RunConfig(_Group):
     @property
     def has_own_cold_start(self) -> bool:
         """Whether a run of this config begins with a cold start that is trained for it or taken from the cache."""
-        return self.cold_start.path is None and "path" not in self.model and self.start_from is None
+        return self.cold_start.path is None and "path" not in self.model
 
     @property
     def cold_start_fingerprint(self) -> str:

@@ -62,7 +62,7 @@ SEEDS = 2
 METRICS = (
     *("reward", "eval_accuracy", "tokens_sampled", "clip_fraction", "expert_change_rate", "token_ratio_variance"),
     *("rollout_kl_k3", "log_ratio_moment_free", "log_ratio_moment_changed", "log_ratio_moment_unchanged"),
-    *("log_ratio_moment_pinned", "loss/hot", "own/unsure"),
+    *("log_ratio_moment_pinned", "loss/hot", "loss/unsure"),
 )
 
 # What the runs of a figure vary besides the algorithm.

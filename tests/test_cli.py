@@ -78,7 +78,7 @@ WRONG = {
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
     "experiment=quickstart,replay": "steadymoe run experiment=quickstart; steadymoe run experiment=replay",
     "nonsense": "cannot read 'nonsense'",
-    "start_from=seed=3@10": "cannot read 'start_from=seed=3@10' as key=value; a value with '=' needs quotes",
+    "cold_start.path=seed=3": "cannot read 'cold_start.path=seed=3' as key=value; a value with '=' needs quotes",
     "algorithm=dppo algorithm.loss.top_k=2.5": "DPPO: top_k must be a whole number or null",
     "algorithm=rspo_grpo algorithm.loss.clip_low=0.1": "the host's own are host.",
     "algorithm=gspo algorithm.loss.epsilon_high=0.1": "did you mean clip_high?",
@@ -275,7 +275,7 @@ def test_user_code_outside_the_suite_runs_as_documented(tmp_path: Path) -> None:
     text, blocks = (ROOT / "docs" / "your_algorithm.md").read_text(), tutorial()
     configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
     del blocks["my_figures.py"]  # tests/report/test_report_page.py draws it
-    modules = {"my_losses.py", "my_metrics.py", "my_tasks.py"}
+    modules = {"my_losses.py", "my_tasks.py"}
     assert set(blocks) == {*modules, *(f"conf/{name}.yaml" for name in configs)}
     write_all(tmp_path / "mine", blocks)
     (command,) = re.findall(r"^STEADYMOE_PATH=\S+ steadymoe run .*", text, re.MULTILINE)

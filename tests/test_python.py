@@ -50,10 +50,10 @@ def test_documented_script_trains_reads_and_draws(done: tuple[Path, dict], monke
     monkeypatch.chdir(folder)
     runs, steps = names["tables"]["runs"], names["tables"]["steps"]
     assert runs[["arm", "seed", "status"]].to_numpy().tolist() == [["grpo", 0, "finished"], ["gspo", 0, "finished"]]
-    assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms", "tails"}
+    assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms"}
     asked, _ = lifecycle.planned(experiment := Path("results/runs/first"))
     assert sorted(asked) == sorted(str(Path(each).relative_to(experiment)) for each in runs["folder"])
-    for name in ("steps", "evaluations", "histograms", "tails"):
+    for name in ("steps", "evaluations", "histograms"):
         assert {"arm", "seed"} <= set(names["tables"][name]), name
     for run in runs.to_dict("records"):  # the pandas of the page, by hand
         recorded = record.read_table(Path(run["folder"]), "steps")

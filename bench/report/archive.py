@@ -38,13 +38,13 @@ NUMBERS = {
     "learning_rate": "optimizer.learning_rate",
 }
 KEYS += NUMBERS
-# The optimizer of every run that was recorded before there was a choice.
+# The optimizer of runs that name none: those of other trainers, and those of some archives.
 USUAL_OPTIMIZER = "adamw"
 # The most characters of an arm's name.
 _LONGEST_ARM = 10_000
 # How many runs are exported at a time.
 _RUNS_OF_A_PIECE = 20
-_TABLES = ("runs", "steps", "histograms", "evaluations", "tails")
+_TABLES = ("runs", "steps", "histograms", "evaluations")
 # The file of an archive that binds its tables together: file name → checksum. It is written last.
 CHECKSUMS = "checksums.json"
 # What an archive holds: the columns of each table, those that are numbers, and those that no two rows share.
@@ -55,10 +55,9 @@ _COLUMNS = {
     "steps": [*KEYS, "step", "metric", "value"],
     "histograms": [*KEYS, "metric", "bin", "count"],
     "evaluations": ["arm", "seed", "prompt", "score"],
-    "tails": ["arm", "seed", *columns.TABLES["tails"]],
 }
 _NUMBERS = {"seed", "strength", *SIZES, *NUMBERS, "steps", "wall_seconds", "tokens_sampled", "diverged_step"}
-_NUMBERS |= {"step", "value", "bin", "count", "score", *columns.TABLES["tails"]} - {"token"}
+_NUMBERS |= {"step", "value", "bin", "count", "score"}
 # What pandas calls columns of numbers.
 _KINDS = ("integer", "floating", "mixed-integer-float", "empty")
 _UNIQUE = {
@@ -71,10 +70,10 @@ _COUNTS = {"seed": 2**63 - 1, **dict.fromkeys(("steps", "updates_per_rollout", "
 
 
 def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.DataFrame]:
-    """Return the tables of the runs that have ended: ``runs``, ``steps``, ``histograms``, ``evaluations``, ``tails``.
+    """Return the tables of the runs that have ended: ``runs``, ``steps``, ``histograms``, ``evaluations``.
 
     They come from ``runs/`` if a run has ended there, else from the archive in ``data/``. ``runs`` has the recorded
-    status and the verdict of today's rule of collapse (``collapse.judged``). Runs of other trainers, whose column
+    status and the verdict of the rule of collapse (``collapse.judged``). Runs of other trainers, whose column
     ``origin`` names the trainer, are left out unless ``foreign``: claims, boards and scores must never hold one by
     accident. The tables are empty for an unknown experiment. Raises Damaged if one cannot be read.
     """
@@ -86,9 +85,9 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
         tables = _kept(folder)
         tables = tables if foreign else _from_trainer(tables, "")
     else:
-        read = {name: _read(ended, name) for name in ("steps", "evaluations", "tails")}
+        read = {name: _read(ended, name) for name in ("steps", "evaluations")}
         tables = {"runs": ended, "steps": _long(ended, read["steps"], read["evaluations"])}
-        tables |= {"histograms": _histograms(ended, read["steps"]), "tails": _tails(ended, read["tails"])}
+        tables |= {"histograms": _histograms(ended, read["steps"])}
         tables |= {"evaluations": _evaluations(ended, read["evaluations"])}
     return tables | {"runs": collapse.judged(tables["runs"], tables["steps"])} if len(tables["runs"]) else tables
 
@@ -168,17 +167,14 @@ def _refuse_mixed(folder: Path, checksums: Mapping[str, Any]) -> None:
 def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     """Return the tables of an archive. Raises Damaged unless they are complete and match their checksums."""
     if (checksums := lifecycle.read(folder / CHECKSUMS, {})) is None:
-        raise Damaged(f"{folder} lacks {CHECKSUMS}: it is from an earlier version of steadymoe")
+        raise Damaged(f"{folder} lacks {CHECKSUMS}")
     paths = {name: folder / f"{name}.parquet" for name in _TABLES if f"{name}.parquet" in checksums}
     _refuse_mixed(folder, checksums)
-    if lacking := [name for name in _TABLES if name not in paths and name not in columns.ADDED]:
+    if lacking := [name for name in _TABLES if name not in paths]:
         raise Damaged(f"{folder / CHECKSUMS} lacks {lacking[0]}.parquet")
-    tables = {"tails": _tails(none(), _read(none(), "tails"))}  # which older archives lack
-    tables |= {name: all_visible(read_kept(path)) for name, path in paths.items()}
+    tables = {name: all_visible(read_kept(path)) for name, path in paths.items()}
     for name in {"runs", "steps", "histograms"} & {name for name in tables if "optimizer" not in tables[name]}:
         tables[name] = tables[name].assign(optimizer=USUAL_OPTIMIZER)
-    if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
-        raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is from an earlier version of steadymoe")
     if why := next(_wrong(tables), None):
         raise Damaged(f"{folder}: {why}")
     return tables
@@ -449,13 +445,6 @@ def _evaluations(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     lost = (runs["diverged_reason"] == "not finite").to_numpy()
     table = table.assign(score=table["score"].where(~lost[table["run"].to_numpy(int)], 0.0))
     return _with_keys(runs, table)[["arm", "seed", "prompt", "score"]]
-
-
-def _tails(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the tokens whose ratio moved most in probed steps: arm, seed and the columns of the table ``tails``."""
-    table = all_visible(table)
-    numbers = dict.fromkeys(table.select_dtypes("float").columns, "float32")  # as measured: half an archive's bytes
-    return _with_keys(runs, table.astype(numbers))[["arm", "seed", *columns.TABLES["tails"]]]
 
 
 def name_arms(frame: pd.DataFrame) -> pd.Series:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.report import archive
-from steadymoe.bench.runs.identity import IMPLIED, LONGEST_NAME, OFF, changes_numbers, flatten, is_name
+from steadymoe.bench.runs.identity import IMPLIED, LEFT, LONGEST_NAME, OFF, changes_numbers, flatten, is_name
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 
@@ -100,10 +100,12 @@ def difference(runs: pd.DataFrame) -> str:
 
 def _values(runs: pd.DataFrame) -> dict[str, list[str]]:
     """Return setting → its values in the runs of one experiment, as text, the choices of groups first."""
-    from steadymoe.bench.schema import NEUTRAL  # a field that older runs lack has this value
+    from steadymoe.bench.schema import NEUTRAL  # a field that a recorded config lacks has this value
 
     found: dict[str, set[str]] = {key: set(runs[key].dropna().astype(str)) for key in _GROUPS}
-    configs: list[dict[str, Any]] = [NEUTRAL | flatten(json.loads(text)) for text in runs["config"].dropna().unique()]
+    configs: list[dict[str, Any]] = [
+        NEUTRAL | LEFT | flatten(json.loads(text)) for text in runs["config"].dropna().unique()
+    ]
     for key in sorted({key for config in configs for key in config}):
         if changes_numbers(key) and key != "seed" and key.partition(".")[0] not in ("algorithm", "advantage"):
             found |= {key: {_short(config.get(key)) for config in configs}} if key not in IMPLIED.values() else {}

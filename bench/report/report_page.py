@@ -11,7 +11,7 @@ import pandas as pd
 from steadymoe.bench.report import archive, figures, joined, paper, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable, style
 from steadymoe.bench.report.write import FORMATS
-from steadymoe.bench.runs import outcome
+from steadymoe.bench.runs import outcome, record
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes, regular_files
@@ -308,7 +308,7 @@ def _listed(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each run, with what repeats it."""
     rows: list[Any] = runs.to_dict("records")
     listed = runs[["arm", "seed"]].assign(
-        **{"status": [outcome.recorded(run) for run in rows], "by today's rule": [outcome.judged(run) for run in rows]}
+        status=[outcome.judged(run) if run["status"] in record.ENDED else run["status"] for run in rows]
     )
     listed["seconds"] = runs["wall_seconds"].astype(float).map("{:.0f}".format, na_action="ignore")
     more = {"config_hash": "config", "revision": "code", "machine": "machine", "command": "command"}

@@ -45,8 +45,6 @@ SUMMARY = {
     columns.short("clip_fraction"): ("clip_fraction", "mean"),
     columns.short("norm_cut"): ("norm_cut", "mean"),
 }
-# Metrics that archives of earlier versions lack: no table has a column of nothing.
-_LATER = ("eval_greedy", "eval_pass", "norm_cut")
 # The same for the table of models.
 MODELS = {
     columns.short("expert_change_per_update"): ("expert_change_per_update", "mean"),
@@ -55,8 +53,7 @@ MODELS = {
 }
 # The words of a caption for the columns of collapses.
 COLLAPSED = (
-    "Collapsed: runs that collapsed or met a number that is not finite, by today's rule (– if the runs are too short "
-    "for the rule)."
+    "Collapsed: runs that collapsed or met a number that is not finite (– if the runs are too short for the rule)."
 )
 # What a choice is called that does nothing.
 OFF = {"off", "none", "exact", "adamw"}
@@ -143,12 +140,12 @@ def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per arm, the highest final reward first: n, collapses, the columns of ``SUMMARY``.
+    """Return one row per arm, the highest final reward first: n, collapses, the columns of ``SUMMARY`` with a number.
 
     ``runs`` has the columns of ``collapse.judged``.
     """
     measured = set(steps["metric"])
-    numbers = {name: number for name, number in SUMMARY.items() if number[0] in measured or number[0] not in _LATER}
+    numbers = {name: number for name, number in SUMMARY.items() if number[0] in measured}
     counts = pd.DataFrame({"n": runs.groupby("arm").size()}).join(_verdicts(runs).sum())
     counts.insert(2, "median collapse step", runs.groupby("arm")["collapsed_step"].median())
     return _by_reward(counts.join(_estimates(steps, numbers)))
@@ -312,8 +309,7 @@ _RATE = r" (optimizer\.)?learning_rate=\S+"
 # A lead of no more than this is rounding.
 _LEVEL = 1e-9
 HEADLINE_CAPTION = (
-    "Mean over n seeds with a nominal 95 % interval. Differences are paired, seed by seed. Collapsed: number of runs, "
-    "by today's rule."
+    "Mean over n seeds with a nominal 95 % interval. Differences are paired, seed by seed. Collapsed: number of runs."
 )
 # Words of the page, besides those of ``outcome.TERMS``.
 TERMS = {

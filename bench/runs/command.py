@@ -11,7 +11,6 @@ from pathlib import Path
 from filelock import Timeout
 
 from steadymoe.bench.runs import (
-    branch,
     compose,
     dry,
     identity,
@@ -179,7 +178,7 @@ def redo(runs: Sequence[Run]) -> list[str]:
     """Move the stale runs among ``runs`` to ``results/replaced``, so that they are rerun; return a line for each.
 
     A run is stale if it has ended with other code, other training code, other library versions or another config, or
-    without the checkpoint that ``checkpoint_keep`` asks for. No command reads the place where it goes.
+    without the weights that ``checkpoint_keep`` asks for. No command reads the place where it goes.
     """
     lines = []
     for run in runs:
@@ -205,29 +204,29 @@ def stale(run: Run) -> str | None:
         return f"another config ({identity.difference(state.facts['config'], run.plain)})"
     if not state.has_ended:
         return None
-    lacking = f"checkpoint {run.config.checkpoint_keep} was not kept" if _lacks_checkpoint(run) else None
+    lacking = f"the weights of step {run.config.checkpoint_keep} were not kept" if _lacks_weights(run) else None
     return provenance.difference(state.facts).stale or lacking
 
 
-def _lacks_checkpoint(run: Run) -> bool:
+def _lacks_weights(run: Run) -> bool:
     step = run.config.checkpoint_keep
-    return step is not None and not branch.kept(run.folder, step).exists()
+    return step is not None and not record.weights_path(run.folder, step).exists()
 
 
 def _skipped(runs: Sequence[Run], states: States) -> list[str]:
-    """Return lines on ended runs: how many, whose code cannot be compared, and which lack a checkpoint to keep."""
+    """Return lines on ended runs: how many, whose code cannot be compared, and which lack weights to keep."""
     ended = [run for run in runs if states[run.folder].has_ended]
     if not ended:
         return []
     lines = [f"{len(ended)} of {len(runs)} runs have already finished and are skipped"]
     with provenance.unchanging():
         unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
-    lacking = sum(map(_lacks_checkpoint, ended))
+    lacking = sum(map(_lacks_weights, ended))
     if unknown:
         lines.append(f"the code of {len(unknown)} of them cannot be compared ({'; '.join(dict.fromkeys(unknown))})")
     if lacking:
         step = runs[0].config.checkpoint_keep
-        lines.append(f"{lacking} of them lack the checkpoint of step {step}; --redo creates it")
+        lines.append(f"{lacking} of them lack the weights of step {step}; --redo creates them")
     return lines
 
 

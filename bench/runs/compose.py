@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.runs import branch, identity, overrides, provenance
+from steadymoe.bench.runs import identity, overrides, provenance
 from steadymoe.bench.runs.identity import flatten, shortener
 from steadymoe.bench.runs.overrides import key_of
 from steadymoe.bench.runs.validate import check, check_names
@@ -124,7 +124,6 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         fits.check(config)
     check_names(flat, reference)
     axes = identity.axes(flat, reference, choices)
-    modules = provenance.modules_of(plain) | {path.stem for path in external.metrics() if config.measure == "all"}
     return Run(
         config=config,
         plain=plain,
@@ -132,7 +131,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         axes=axes,
         folder=_folder(config, [choices["algorithm"], choices["model"], choices["task"], identity.axes_name(axes)]),
         config_hash=identity.config_hash(plain),
-        command=external.prefix(choices, modules) + overrides.command_of(own(words)),
+        command=external.prefix(choices, provenance.modules_of(plain)) + overrides.command_of(own(words)),
         words=tuple(words),
     )
 
@@ -188,8 +187,6 @@ def _with_absolute_paths(plain: Mapping[str, Any]) -> dict[str, Any]:
             placed[group] = fields | {"path": str(Path(path).expanduser().resolve())}
     if isinstance(plain.get("results_dir"), str):
         placed["results_dir"] = os.path.expanduser(plain["results_dir"])  # a Path would make "" the current folder
-    if isinstance(plain.get("start_from"), str):
-        placed["start_from"] = branch.read(plain["start_from"]).text
     return placed
 
 

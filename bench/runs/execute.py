@@ -3,7 +3,6 @@
 import sys
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from filelock import Timeout
 from hydra.utils import instantiate
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import branch, compose, identity, loggers, progress, provenance, record
+from steadymoe.bench.runs import compose, identity, loggers, progress, provenance, record
 from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.schema import RunConfig
@@ -20,7 +19,7 @@ from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.seeding import derive, repeatable
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import checkpoint, cold_start, own_metrics, samples
+from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
@@ -65,7 +64,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
     task, model, made = at_start(
         config, lambda *check: recorded.update(progress=dict(zip(progress.CHECK, check, strict=True)))
     )
-    trainer = trainer_at_start(model, task, config)
+    trainer = Trainer(model, task, config)
     savings = {"share_prompts": trainer.learner.forwards.unshared or True}
     recorded.update(cold_start=recorded.run["cold_start"] | made, savings=savings, **build.size(model))
 
@@ -91,11 +90,10 @@ def _train(run: compose.Run, recorded: Record) -> None:
             if result.diverged_at_update is not None:
                 diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
                 break
-            save = partial(checkpoint.save, learner=trainer.learner, sampler=trainer.sampler, step=step)
             if step == config.checkpoint_keep:  # first: a run that is killed between the two resumes before this step
-                save(branch.kept(recorded.folder, step), drawn=trainer.drawn(step))
+                checkpoint.save_weights(record.weights_path(recorded.folder, step), model)
             if step % config.checkpoint_every == 0 and step < config.steps:
-                save(recorded.checkpoint)
+                checkpoint.save(recorded.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(recorded.folder, "steps")
     collapse = judge(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout).collapse
@@ -105,7 +103,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
 
 
 def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, PreTrainedModel, dict[str, Any]]:
-    """Return the task, the model at its cold start, and what is known of that start; a branch has its weights later.
+    """Return the task, the model at its cold start, and what is known of that start.
 
     ``on_check`` is told of every check of a cold start that is made now. Raises ColdStartError if it misses its band.
     """
@@ -117,31 +115,15 @@ def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, Pre
         return task, model, {"checkpoint": config.model["path"]}
     seed = derive(config.seed, "model")
     model = build.build(config.model["config"], task.tokenizer, seed, config.device, config.experts)
-    if config.start_from is not None:
-        return task, model, {}
     cache = Path(config.results_dir) / "cold_starts"
     return task, model, cold_start.load_or_make(model, task, config, cache, on_check)
-
-
-def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> Trainer:
-    """Return the trainer of a run at its start: a branch has the weights and the optimizer's moments of its trunk."""
-    if config.start_from is None:
-        checkpoint.disturb(model, config.weight_noise, config.seed)
-        return Trainer(model, task, config)
-    start = branch.read(config.start_from)
-    tensors, about = checkpoint.read_tensors(start.checkpoint)
-    checkpoint.restore_weights(model, tensors)
-    checkpoint.disturb(model, config.weight_noise, config.seed)
-    trainer = Trainer(model, task, config, drawn_before=int(about.get("drawn", start.step)))
-    checkpoint.restore_moments(trainer.learner, tensors)
-    return trainer
 
 
 def _resume_from(recorded: Record, keep: int | None) -> int | None:
     """Return the step of the checkpoint in the folder; None to start anew.
 
     The checkpoint must be made with these library versions and this code, no row up to it may be lost, and the
-    checkpoint of step ``keep``, if that step is over, must have been kept. If not, a line and ``run.json``, under
+    weights of step ``keep``, if that step is over, must have been kept. If not, a line and ``run.json``, under
     ``restarted``, give the reason.
     """
     if not recorded.checkpoint.exists():
@@ -153,8 +135,8 @@ def _resume_from(recorded: Record, keep: int | None) -> int | None:
         reason = "its checkpoint is damaged"
     elif not recorded.holds(step):
         reason = "rows of steps before its checkpoint are lost"
-    elif keep is not None and keep <= step and not branch.kept(recorded.folder, keep).exists():
-        reason = f"the checkpoint of step {keep} was not kept"
+    elif keep is not None and keep <= step and not record.weights_path(recorded.folder, keep).exists():
+        reason = f"the weights of step {keep} were not kept"
     else:
         return step
     recorded.run["restarted"] = reason
@@ -173,14 +155,11 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "axes_name": identity.axes_name(run.axes),
         "seed": config.seed,
         "config_hash": run.config_hash,
-        # Branches of one arm begin at trunks of different seeds.
-        "config_hash_without_seed": identity.config_hash(run.plain | {"seed": None, "start_from": None}),
+        "config_hash_without_seed": identity.config_hash(run.plain | {"seed": None}),
         "command": run.command,
-        # A cached cold start has a fingerprint; a given cold start or checkpoint has a path, added later.
+        # A cached cold start has a fingerprint; a given one has a path, added later.
         "cold_start": {"fingerprint": config.cold_start_fingerprint} if config.has_own_cold_start else {},
-        "start_from": config.start_from,
         **provenance.facts(run.plain, config.experts, config.device, config.threads),
-        **(provenance.of_metrics(own_metrics.load()) if config.measure == "all" else {}),
         "diverged": None,
         "error": None,
     }

@@ -18,7 +18,6 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,10 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
-from steadymoe.bench.runs import branch
 from steadymoe.bench.schema import EXPERTS, RunConfig
-from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import own_metrics
 from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
 
@@ -53,8 +49,6 @@ def check(config: RunConfig) -> None:
     """
     if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
         raise ConfigError(f"experts={megablocks.NAME}: {why}")
-    if config.measure == "all":
-        own_metrics.load()
     is_dense = not has_experts(config.model)
     if "path" in config.model:
         path = config.model["path"]
@@ -248,39 +242,24 @@ def _on_meta(config: RunConfig, task: Task) -> PreTrainedModel:
 
 
 def _check_start(config: RunConfig, task: Task) -> None:
-    """Raise ValueError, in one line, if the place where the run begins is missing or is another model's."""
-    if config.start_from is not None:
-        if "path" in config.model or config.cold_start.path is not None:
-            raise ValueError("start_from begins at a run's checkpoint; leave model=pretrained and cold_start.path out")
-        start = branch.read(config.start_from)
-        branch.check(start)
-        trunk = regular_files.read_json(start.trunk / "run.json")["config"]
-        if _moments(trunk.get("optimizer", {})) != _moments(asdict(config.optimizer)):
-            raise ValueError(f"start_from: {start.trunk} has another optimizer, whose moments do not fit this one")
-        _weights("start_from", start.checkpoint, _on_meta(config, task), prefix="model/")
-    elif config.cold_start.path is not None:
-        if "path" in config.model:
-            raise ValueError("with model=pretrained training starts from model.path; leave cold_start.path out")
-        _weights("cold_start.path", Path(config.cold_start.path), _on_meta(config, task))
+    """Raise ValueError, in one line, unless ``cold_start.path``, if given, holds weights of the model.
 
-
-def _moments(optimizer: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return what decides which moments are kept of which weight."""
-    return optimizer.get("kind", "adamw"), sorted(optimizer.get("adamw", {}).get("weights", ()))
-
-
-def _weights(key: str, path: Path, model: PreTrainedModel, prefix: str = "") -> None:
-    """Raise ValueError unless a safetensors file holds the weights of ``model``. Only the header is read.
-
-    ``key`` is the field that names the file; the names of the weights begin with ``prefix`` there.
+    Only the header of the file is read.
     """
+    if (path := config.cold_start.path) is None:
+        return
+    if "path" in config.model:
+        raise ValueError("with model=pretrained training starts from model.path; leave cold_start.path out")
+    model = _on_meta(config, task)
     try:
         with safe_open(path, framework="pt") as file:
             held = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{key}: {path} is not a safetensors file ({error})") from error
+        raise ValueError(f"cold_start.path: {path} is not a safetensors file ({error})") from error
     named = list(model.named_parameters(remove_duplicate=False))  # a tied weight is held under one of its names
-    found = {id(weight) for name, weight in named if held.get(f"{prefix}{name}") == weight.shape}
+    found = {id(weight) for name, weight in named if held.get(name) == weight.shape}
     names = {id(weight): name for name, weight in named}
     if wrong := [name for weight, name in names.items() if weight not in found]:
-        raise ValueError(f"{key}: {path} does not fit this model; the first weight that differs is {wrong[0]}")
+        raise ValueError(
+            f"cold_start.path: {path} does not fit this model; the first weight that differs is {wrong[0]}"
+        )

@@ -8,16 +8,14 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from steadymoe.bench.runs import branch
-
 # Fields that change nothing that a run records. They are no axis of its folder and no part of its hash.
 NO_NUMBERS = (
     *("experiment_name", "results_dir", "checkpoint_every", "checkpoint_keep", "retry", "log"),
     "savings.reuse_first",
     "compile",
 )
-# A field that left, at the value that it has in every hash recorded before.
-_LEFT = {"compile": False}
+# Fields that left, at the values that they have in recorded hashes.
+LEFT = {"compile": False, "start_from": None, "weight_noise": 0.0, "probe.largest": 0}
 # A section that left: configs recorded before have it, and no hash does.
 _UNHASHED = "audit."
 
@@ -69,8 +67,6 @@ def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping
         if key != "seed" and (key not in reference or reference[key] != value)
     }
     changed |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
-    if flat["start_from"] is not None:
-        changed["start_from"] = branch.read(flat["start_from"]).axis(Path(flat["results_dir"]))
     return changed
 
 
@@ -86,14 +82,6 @@ def config_hash(config: Mapping[str, Any]) -> str:
     if config["cold_start"]["path"] is not None:
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
-    if config.get("start_from") is not None:
-        start = branch.read(config["start_from"])
-        try:
-            branch.check(start)
-        except ValueError as error:
-            raise FileNotFoundError(str(error)) from error
-        weights = start.checkpoint.read_bytes()
-        numbers["start_from"] = hashlib.sha256(weights).hexdigest()
     if "path" in config["model"]:
         from steadymoe.models import pretrained  # transformers is imported for this alone
 
@@ -115,7 +103,7 @@ def _not_neutral(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``numbers`` without the fields at their neutral value, so that adding a field changes no recorded hash."""
     from steadymoe.bench.schema import NEUTRAL  # pydantic, which `steadymoe status` need not wait for
 
-    return _LEFT | {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
+    return LEFT | {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:
@@ -159,7 +147,7 @@ def _tail(path: str, count: int, cut: int | None) -> str:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the fields in which two configs differ and that change numbers, as ``key: old -> new``, in one line."""
-    before, after = flatten(old), flatten(new)
+    before, after = LEFT | flatten(old), LEFT | flatten(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if changes_numbers(key)

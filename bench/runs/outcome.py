@@ -55,24 +55,14 @@ def reason(how: Mapping[str, Any]) -> str:
     return f"{how['reason'] if how['reason'] in _REASONS else 'unknown reason'} at step {how['step']}{update}"
 
 
-def recorded(run: Mapping[str, Any]) -> str:
-    """Return the status of a row of ``archive.runs``, with reason and step if the run collapsed or diverged."""
-    why = run["diverged_reason"]
-    return _with_reason(why, run["diverged_step"]) if isinstance(why, str) else run["status"]
-
-
 def judged(run: Mapping[str, Any]) -> str:
-    """Return what today's rule says of a row of ``collapse.judged``."""
+    """Return what the rule of collapse says of a row of ``collapse.judged``."""
     if run["collapsed_step"] > 0:
-        return _with_reason(run["collapsed_reason"], run["collapsed_step"])
+        how = {"reason": run["collapsed_reason"], "step": int(run["collapsed_step"])}
+        return f"{record.ended(how)} ({reason(how)})"
     if run["falling_since"] > 0:
         return f"falling since step {run['falling_since']:.0f}"
     return f"no collapse up to step {run['judged_until']:.0f}" if run["judged_until"] > 0 else "not judged"
-
-
-def _with_reason(why: str, step: float) -> str:
-    how = {"reason": why, "step": int(step)}
-    return f"{record.ended(how)} ({reason(how)})"
 
 
 def findings(steps: "pd.DataFrame") -> dict[str, str]:

@@ -8,14 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steadymoe.bench.runs.identity import flatten
-from steadymoe.bench.support import external, source
+from steadymoe.bench.support import source
 from steadymoe.bench.support.revision import revision
-
-if TYPE_CHECKING:
-    from steadymoe.bench.training.own_metrics import Metric
 
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
 # other training code", and are not mixed with new ones. tests/runs/test_provenance.py notices when that may have
@@ -76,11 +73,6 @@ def difference(facts: Mapping[str, Any]) -> Difference:
         unknown = "its code is missing; set STEADYMOE_PATH to the folder of your own code"
     elif now != recorded:
         code = "other code of its algorithm, task or engine"
-    for module, before in (facts.get("metrics") or {}).items():
-        if (now_metrics := _hash_of([module])) is None:
-            unknown = unknown or "the code of its metrics is missing; set STEADYMOE_PATH to the folder of your own code"
-        elif now_metrics != before:
-            code = code or "other code of its metrics"
     if unknown is None and training != TRAINING_VERSION:
         code = f"other training code (version {training}; now {TRAINING_VERSION})"
     then, now_here = facts["versions"], versions(config.get("experts"))
@@ -127,15 +119,6 @@ def facts(plain: Mapping[str, Any], experts: str | None, device: str, threads: i
         "machine": machine(device, threads),
         "config": plain,
     }
-
-
-def of_metrics(metrics: "Mapping[str, Metric]") -> dict[str, Any]:
-    """Return what a run records of a user's metrics: hashes of their modules, and what each column is."""
-    if not metrics:
-        return {}
-    kept = ("meaning", "label", "unit", "over_updates")
-    about = {name: {key: getattr(metric.column, key) for key in kept} for name, metric in metrics.items()}
-    return {"metrics": {path.stem: _hash_of([path.stem]) or "" for path in external.metrics()}, "own_columns": about}
 
 
 @functools.cache

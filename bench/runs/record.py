@@ -34,7 +34,7 @@ STATUSES = ("running", "interrupted", "failed", *ENDED)
 GROUPS = ("algorithm", "correction", "routing", "engine", "model", "task", "optimizer")
 
 _FIELDS: lifecycle.Fields = {
-    **dict.fromkeys(("status", "experiment", *GROUPS[:-1]), str),  # runs before there was a choice have no optimizer
+    **dict.fromkeys(("status", "experiment", *GROUPS[:-1]), str),  # other trainers name no optimizer
     **dict.fromkeys(("axes_name", "config_hash", "config_hash_without_seed", "algorithm_code", "command"), str),
     **dict.fromkeys(("axes", "versions", "machine", "config", "config.engine"), dict),
     **dict.fromkeys(("seed", "training_version", "config.steps", "config.updates_per_rollout"), int),
@@ -60,7 +60,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 # Facts that need not be there, each with its type.
 _MAY_HAVE: lifecycle.Fields = {
-    **dict.fromkeys(("config.collapse", "progress", "tables", "metrics"), dict),
+    **dict.fromkeys(("config.collapse", "progress", "tables"), dict),
     **dict.fromkeys(("origin", "error", "optimizer", "config.experts"), str),
 }
 # The longest name, and text of any other fact.
@@ -180,6 +180,11 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
     return state
 
 
+def weights_path(folder: Path, step: int) -> Path:
+    """Return the path of the weights that ``checkpoint_keep`` keeps in a run's folder."""
+    return folder / f"weights-{step}.safetensors"
+
+
 def status(folder: Path) -> str:
     """Return the status of a run, as ``State`` lists them."""
     return read_state(folder).status
@@ -189,13 +194,13 @@ def current_status(folder: Path, facts: dict[str, Any]) -> str:
     """Return the status of a run by its ``run.json`` and its lock, without a look at its tables."""
     if facts["status"] == "running" and not lifecycle.is_held(folder):
         return "interrupted"  # it was killed before it could write its status
-    return ended(facts["diverged"]) if facts["status"] in ENDED else facts["status"]
+    return facts["status"]
 
 
 def ended(how: dict[str, Any] | None) -> str:
     """Return the status of a run that has ended from the field ``diverged`` of its ``run.json``.
 
-    ``diverged``: a number was not finite. ``collapsed``: by the rule. (Older runs call both ``diverged``.)
+    ``diverged``: a number was not finite. ``collapsed``: by the rule.
     """
     if how is None:
         return "finished"
@@ -239,8 +244,6 @@ def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
         return "it has no checksums of its tables"
     for table in columns.TABLES:
         path = folder / f"{table}.parquet"
-        if table in columns.ADDED and table not in recorded and not os.path.lexists(path):
-            continue  # recorded before the suite had this table
         try:
             if checksum(path) != recorded.get(table):
                 return f"{path.name} has changed since the run wrote it"
@@ -354,8 +357,8 @@ class Record:
         before = read_run(self.folder)
         if resume_from is None:
             self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
-            for of_branches in self.folder.glob("checkpoint-*.safetensors"):
-                of_branches.unlink()
+            for weights in self.folder.glob("weights-*.safetensors"):
+                weights.unlink()
         if before is not None and resume_from is not None:
             self._seconds_before = before["wall_seconds"]
             self.run["started"] = before["started"]
@@ -399,7 +402,7 @@ class Record:
                 self._own |= set(filter(columns.is_own, unknown))
                 unknown -= self._own
             if len(self._own) > columns.MAX_OWN:
-                raise ValueError(f"a run may have at most {columns.MAX_OWN} columns from its loss and own metrics")
+                raise ValueError(f"a run may have at most {columns.MAX_OWN} columns from its loss")
             if unknown:
                 raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
             with atomic_files.replaceable(self.folder / f"{table}.jsonl").open("a") as file:

@@ -71,10 +71,6 @@ def _relations(config: RunConfig) -> None:
         raise ConfigError(
             "routing.aux_loss and routing.z_loss need the whole mini-batch; set microbatch=null, or both to 0"
         )
-    if config.measure == "little" and config.probe.largest:
-        raise ConfigError(
-            f"measure=little runs no probe: probe.largest={config.probe.largest} would have no effect; set it to 0"
-        )
     for name, replay in _OF_REPLAYS.items():
         if (getattr(routing, name) is None) == (routing.replay == replay):
             raise ConfigError(f"routing.{name} must be set with routing={replay} and left out otherwise")

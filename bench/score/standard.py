@@ -92,7 +92,7 @@ def refuse_other_settings(dial: Dial, runs: Sequence[Run]) -> None:
     hashes = made()["hashes"][dial.name]
     for run in runs:
         value = f"{value_of(dial, run):g}"
-        if value in hashes and identity.config_hash(run.plain | {"seed": None, "start_from": None}) != hashes[value]:
+        if value in hashes and identity.config_hash(run.plain | {"seed": None}) != hashes[value]:
             raise ConfigError(
                 f"experiment={dial.experiment} is not as it was recorded for {VERSION}; score with the version of "
                 "steadymoe that recorded it"

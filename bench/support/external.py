@@ -51,11 +51,6 @@ def make_importable() -> None:
     sys.path += [str(folder) for folder in folders() if str(folder) not in sys.path]
 
 
-def metrics() -> list[Path]:
-    """Return the modules ``*metrics.py`` of the folders, whose columns every measured run has."""
-    return [path for folder in folders() for path in sorted(folder.glob("*metrics.py")) if path.is_file()]
-
-
 def prefix(choices: Mapping[str, str], modules: Iterable[str]) -> str:
     """Return what goes before a command that uses these configs and modules: ``STEADYMOE_PATH=… ``, or nothing.
 

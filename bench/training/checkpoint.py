@@ -13,24 +13,19 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from steadymoe.bench.support import atomic_files, regular_files
-from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.training.learner import Learner
 from steadymoe.models import balancing
 from steadymoe.models.engine import Sampler
 
 
-def save(path: Path, learner: Learner, sampler: Sampler, step: int, drawn: int | None = None) -> None:
-    """Write the state after ``step`` steps, atomically.
-
-    ``drawn``: the rollouts drawn so far, those of the trunks included; by default ``step``. It is written only if it
-    differs, since a branch's hash is of the file's bytes.
-    """
+def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
+    """Write the state after ``step`` steps, atomically."""
     tensors = training_state(learner.model, learner.optimizer)
     tensors |= {f"loss/{name}": value.clone() for name, value in learner.state.items()}
     if learner.predictor is not None:
@@ -40,8 +35,12 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int, drawn: int |
     if learner.norms is not None:
         tensors["norms"] = learner.norms.clone()
     tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
-    further = {} if drawn in (None, step) else {"drawn": str(drawn)}
-    write_tensors(path, tensors, {"after_step": str(step), **further})
+    write_tensors(path, tensors, {"after_step": str(step)})
+
+
+def save_weights(path: Path, model: PreTrainedModel) -> None:
+    """Write the weights alone, atomically, as ``cold_start.path`` reads them."""
+    atomic_files.write(path, lambda temporary: save_model(model, str(temporary)))
 
 
 _ABOUT = "about"
@@ -59,19 +58,15 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return what ``write_tensors`` wrote. Raises DamagedTensors for other tensors, and OSError.
-
-    A file of an earlier version has its texts side by side, and no checksum.
-    """
+    """Return what ``write_tensors`` wrote. Raises DamagedTensors for other tensors, and OSError."""
     regular_files.opened(path, sys.maxsize).close()  # no link, no pipe
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            metadata = json.loads(metadata[_ABOUT]) if _ABOUT in metadata else metadata
+            metadata = dict(json.loads(file.metadata()[_ABOUT]))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedTensors(f"{path} is damaged: {' '.join(str(error).split())}") from error
-    if "sha256" in metadata and metadata["sha256"] != _checksum(tensors):
+    if metadata.get("sha256") != _checksum(tensors):
         raise DamagedTensors(f"{path} is damaged: its tensors are not those that were saved")
     return tensors, metadata
 
@@ -93,49 +88,16 @@ def training_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, to
     return tensors | {f"optimizer/{name}": value for name, value in moments(optimizer).items()}
 
 
-def restore_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the weights among the tensors of ``training_state`` into ``model``, with the biases of bias balancing."""
-    weights = _section("model", tensors)
-    if any(name.endswith(f".{balancing.BIAS}") for name in weights):
-        balancing.install(model)
-    model.load_state_dict(weights)
-
-
-def restore_moments(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the moments of the model's weights and AutoClip's norms from a checkpoint; a predictor's are left out."""
-    of_model = {name for name, _ in learner.model.named_parameters()}
-    saved = {key: value for key, value in _section("optimizer", tensors).items() if key.partition("/")[2] in of_model}
-    restore(learner.optimizer, saved)
-    _restore_norms(learner, tensors)
-
-
-def _restore_norms(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
-    if "norms" in tensors and learner.config.optimizer.autoclip is not None:
-        learner.norms = tensors["norms"].to(learner.model.device)
-
-
-@torch.no_grad()
-def disturb(model: PreTrainedModel, strength: float, seed: int) -> None:
-    """Add Gaussian noise with the standard deviation ``strength`` to every weight; 0 changes nothing."""
-    if strength == 0:
-        return
-    generator = torch_generator(seed, "weight_noise")
-    for weight in model.parameters():
-        weight.add_(strength * torch.randn(weight.shape, generator=generator).to(weight.device))
-
-
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the tensors of ``training_state`` into ``model`` and ``optimizer``.
+    """Load the tensors of ``training_state`` into ``model``, with the biases of bias balancing, and ``optimizer``.
 
     Raises KeyError, and changes nothing, if a moment is not named by a parameter of the optimizer.
     """
     restore(optimizer, _section("optimizer", tensors))
-    restore_weights(model, tensors)
-
-
-def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a checkpoint, by their keys. Raises as ``read_tensors`` does."""
-    return read_tensors(path)[0]
+    weights = _section("model", tensors)
+    if any(name.endswith(f".{balancing.BIAS}") for name in weights):
+        balancing.install(model)
+    model.load_state_dict(weights)
 
 
 def _section(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -160,7 +122,8 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
         learner.predictor.load_state_dict(_section("predictor", tensors))
     if learner.lag is not None:
         learner.lag.load(_section("lag", tensors))
-    _restore_norms(learner, tensors)
+    if "norms" in tensors and learner.config.optimizer.autoclip is not None:
+        learner.norms = tensors["norms"].to(learner.model.device)
     sampler.load(_section("sampler", tensors))
     return int(metadata["after_step"])
 

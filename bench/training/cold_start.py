@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_model
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,7 +70,7 @@ def load_or_make(
         if not os.path.lexists(facts):
             try:
                 outcome = train(model, task, config, on_check, partial)
-                atomic_files.write(weights, lambda temporary: save_model(model, str(temporary)))
+                checkpoint.save_weights(weights, model)
                 outcome |= {"sha256": _checksum(weights)} | ({} if damaged is None else {"rebuilt": damaged})
             except ColdStartError as error:  # the same config would fail alike: nobody else need try
                 outcome = {"error": str(error)}

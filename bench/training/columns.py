@@ -276,17 +276,6 @@ EVALUATED = {
 # What a run is judged by: each is taken at the last evaluation.
 OUTCOMES = ("eval_accuracy", "eval_greedy", "eval_pass")
 
-TAIL = (
-    Column("response", "response of the probe's sample, from 0", type="int64"),
-    Column("position", "token of the response, from 0", type="int64"),
-    Column("token", "the token's text", type="string"),
-    Column("entropy", "entropy of the next-token distribution before the step's updates", unit="nats"),
-    Column("logprob", "log π_old of the token", unit="nats"),
-    Column("log_ratio", "log π_θ/π_old of the token", unit="nats"),
-    Column("log_ratio_pinned", "the same with the pre-update routes forced", unit="nats"),
-    Column("layers_changed", "MoE layers in which the token's set of experts differs", type="int64"),
-)
-
 
 def tables() -> dict[str, dict[str, Column]]:
     """The columns of every table, by name, in their order on disk; the table of steps has the columns of UPDATE too."""
@@ -303,32 +292,27 @@ def tables() -> dict[str, dict[str, Column]]:
         "updates": (_STEP_KEY, update, *UPDATE),
         "layers": (_STEP_KEY, *layer_keys, *of_layers),
         "evaluations": EVALUATION,
-        "tails": (_STEP_KEY, replace(update, meaning="the step's last gradient update"), *TAIL),
     }
     return {table: {each.name: each for each in columns} for table, columns in rows.items()}
 
 
 TABLES = tables()
-# Columns of updates and steps that no line here declares begin with ``loss/`` (numbers of a loss) or ``own/`` (a user's
-# metrics). These are the latter's, as far as ``own_metrics`` has loaded them.
-OWN: dict[str, Column] = {}
+# Tables with columns that no line here declares: those of the numbers of a loss, ``loss/…``.
 OWN_TABLES = ("steps", "updates")
 # The most such columns of a run, and the longest name of one.
 MAX_OWN, _LONGEST_NAME = 64, 40
-# Tables that runs of earlier versions do not have.
-ADDED = frozenset({"tails"})
 
 
 def of_metric(metric: str) -> Column:
     """The column of a metric: of the first table that has it. A plain column for a name that no table has."""
-    found = (columns[metric] for columns in (*TABLES.values(), OWN) if metric in columns)
+    found = (columns[metric] for columns in TABLES.values() if metric in columns)
     return next(found, Column(metric, ""))
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name is that of a number of a loss or of a user's metric."""
+    """Return whether a name is that of a number of a loss."""
     prefix, _, rest = name.partition("/")
-    return prefix in ("loss", "own") and rest.isascii() and rest.isidentifier() and len(rest) <= _LONGEST_NAME
+    return prefix == "loss" and rest.isascii() and rest.isidentifier() and len(rest) <= _LONGEST_NAME
 
 
 def bounds(metric: str) -> tuple[float, float] | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from steadymoe.algorithms import ops
 from steadymoe.bench.training import routing_drift, token_metrics
@@ -168,7 +167,6 @@ class StepRows:
         self._updates: list[Row] = []
         self._layers: list[Row] = []
         self._evaluations: list[Row] = []
-        self._tails: list[Row] = []
         self._histograms: dict[str, list[Tensor]] = {}
 
     @property
@@ -216,11 +214,6 @@ class StepRows:
                 if scores:
                     self._step_row[column] = sum(scores) / len(scores)
 
-    def add_tails(self, tails: list[Row], tokenizer: PreTrainedTokenizerBase) -> None:
-        """The tokens that moved most over the updates; their ids become texts."""
-        keys = {"step": self.step, "update": self.updates}
-        self._tails = [keys | row | {"token": tokenizer.decode([int(row["token"])])} for row in tails]
-
     def tables(self, seconds: dict[str, float], tokens_fed: int = 0) -> dict[str, list[Row]]:
         """Return the rows of every table; ``seconds`` by stage, ``tokens_fed`` are those of updates."""
         row = self._step_row | token_metrics.of_step(self._updates)
@@ -234,7 +227,6 @@ class StepRows:
             "updates": self._updates,
             "layers": self._layers,
             "evaluations": self._evaluations,
-            "tails": self._tails,
         }
 
     def _add(self, update: int, measured: Measured) -> None:

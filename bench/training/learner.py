@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.training import optimizers, own_metrics, token_metrics
+from steadymoe.bench.training import optimizers, token_metrics
 from steadymoe.bench.training.columns_of_step import Measured, routing_columns
 from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
@@ -42,7 +42,6 @@ class Learner:
             for router in routers(model):
                 router.requires_grad_(False)
         self.objective = config.objective()
-        self._metrics = own_metrics.load() if self._measures else {}
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
         self.optimizer = optimizers.build(model, config.optimizer)
@@ -197,10 +196,7 @@ class Learner:
         if not self._measures:
             return measured
         overall, histograms = token_metrics.of_update(batch, output)
-        overall |= token_metrics.of_numbers("loss", output.numbers)
-        if self._metrics:
-            old_LMFK = None if old.routes_LBFK is None else old.routes_LBFK[:, rows_M]
-            overall |= own_metrics.measured(self._metrics, own_metrics.Update(batch, output, now, old_LMFK))
+        overall |= token_metrics.of_numbers(output.numbers)
         measured |= Measured(overall, {}, histograms)
         if now.routes_LBFK is None:
             return measured

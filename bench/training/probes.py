@@ -90,12 +90,12 @@ class UpdateProbe(Probe):
         forced_LBFK[:, :rows] = NO_ROUTE
         now = self._forward(model, forced_LBFK)
         assert now is not None  # a model has routers or not
-        self._last, self._log_ratio_BT = now, now.logprobs_BT - first.logprobs_BT
+        self._last = now
         mask_BT = self._sequences.response_mask_BT[:rows]
         first_LBFK, last_LBFK, now_LBFK = (_routes(each)[:, :rows] for each in (first, last, now))
         moved = routing_drift.change(last_LBFK, now_LBFK, mask_BT)
         changed_N = routing_drift.any_layer(first_LBFK, now_LBFK, mask_BT)
-        halves = self._log_ratio_BT.split(rows)
+        halves = (now.logprobs_BT - first.logprobs_BT).split(rows)
         free_N, pinned_N = (half_BT[mask_BT.bool()] for half_BT in halves)
         overall = {"expert_change_per_update": moved.expert} | attribution(free_N, pinned_N, changed_N)
         overall |= tail(free_N, changed_N)
@@ -116,37 +116,6 @@ class UpdateProbe(Probe):
             f"relative_step_{name}": (torch.stack(step).sum() / torch.stack(size).sum()).sqrt()
             for name, (step, size) in squares.items()
         }
-
-    def largest(self, count: int) -> list[dict[str, float]]:
-        """Return the ``count`` tokens that moved most since construction, as rows of the table ``tails``.
-
-        Call it after ``after_update``. A row has the response (of the sample), the position in it, the token's id, the
-        entropy and log-probability before the updates, the log-ratio with free and with old routes, and the number of
-        layers whose set of experts changed. Empty for a dense model.
-        """
-        first, last, rows = self._first, self._last, self._rows
-        if first is None or last is None:
-            return []
-        mask_BT = self._sequences.response_mask_BT[:rows].bool()
-        free_N, pinned_N = (half_BT[mask_BT] for half_BT in self._log_ratio_BT.split(rows))
-        first_LNK, last_LNK = (
-            routing_drift.of_response_tokens(_routes(found)[:, :rows], mask_BT).sort(-1).values
-            for found in (first, last)
-        )
-        response_N, position_N = mask_BT.nonzero(as_tuple=True)
-        fields_N = {
-            "response": response_N,
-            "position": position_N,
-            "token": self._sequences.tokens_BS[:rows, -mask_BT.shape[1] :][mask_BT],
-            "entropy": first.entropy_BT[:rows][mask_BT],
-            "logprob": first.logprobs_BT[:rows][mask_BT],
-            "log_ratio": free_N,
-            "log_ratio_pinned": pinned_N,
-            "layers_changed": (first_LNK != last_LNK).any(-1).sum(0),
-        }
-        top_N = free_N.abs().topk(min(count, len(free_N))).indices
-        values = [values_N[top_N].tolist() for values_N in fields_N.values()]
-        return [dict(zip(fields_N, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 @torch.no_grad()

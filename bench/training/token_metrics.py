@@ -142,9 +142,9 @@ def mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return values_BT[mask_BT.bool()].mean()
 
 
-def of_numbers(prefix: str, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the columns of what ``algorithms.batch.summed`` gave: ``prefix/name`` → mean over tokens, nan of none."""
-    means = {f"{prefix}/{name}": sums[0] / sums[1] for name, sums in numbers.items()}
+def of_numbers(numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the columns of what ``algorithms.batch.summed`` gave: ``loss/name`` → mean over tokens, nan of none."""
+    means = {f"loss/{name}": sums[0] / sums[1] for name, sums in numbers.items()}
     # Beyond float32 it is infinite, as every other column: ``record`` takes a larger number for damage.
     return {name: torch.where(mean.float().isinf(), mean.float().double(), mean) for name, mean in means.items()}
 

@@ -44,9 +44,7 @@ class StepResult:
 class Trainer:
     """Trains a model from its cold start, one step at a time."""
 
-    def __init__(self, model: PreTrainedModel, task: Task, config: RunConfig, drawn_before: int = 0) -> None:
-        """``drawn_before``: the rollouts that a trunk drew; the draws of this run continue after them."""
-        self._drawn_before = drawn_before
+    def __init__(self, model: PreTrainedModel, task: Task, config: RunConfig) -> None:
         self.model, self.task, self.config = model, task, config
         self.learner = Learner(model, config)
         self._measures = config.measure == "all"
@@ -95,9 +93,6 @@ class Trainer:
                 diverged_at_update = update
                 break
 
-        if probe is not None and self.config.probe.largest and diverged_at_update is None:
-            with clock("probe_seconds"):
-                rows.add_tails(probe.largest(self.config.probe.largest), self.task.tokenizer)
         if step % self.config.evaluation.every == 0 or step == self.config.steps:
             try:
                 with clock("evaluation_seconds"):
@@ -189,13 +184,12 @@ class Trainer:
         """
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
         rounds = self.config.algorithm.sampling.max_rollouts
-        drawn = self.drawn(step)
-        noise = torch_generator(self.config.seed, "engine", drawn, self.model.device.type)
+        noise = torch_generator(self.config.seed, "engine", step, self.model.device.type)
         sampler = self.sampler.model(noise)
         parts: list[Rollout] = []
         while True:
             stage = f"rollout_refill_{len(parts)}" if parts else "rollout"
-            parts.append(self._rollout(stage, drawn, prompts, responses, sampler))
+            parts.append(self._rollout(stage, step, prompts, responses, sampler))
             scores_PG = torch.cat([part.scores_B for part in parts]).view(-1, responses)
             signal_P = (scores_PG != scores_PG[:, :1]).any(-1)
             if len(parts) == rounds or signal_P.sum() >= prompts:
@@ -207,14 +201,10 @@ class Trainer:
         rows_PG = order_P[:, None] * responses + torch.arange(responses, device=order_P.device)
         return join(parts).rows(rows_PG[:prompts].flatten()), scores_PG[order_P], tokens
 
-    def drawn(self, step: int) -> int:
-        """Return how many rollouts have been drawn up to ``step``, those of the trunks included."""
-        return self._drawn_before + step
-
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each mini-batch: whole groups, in a seeded order."""
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
-        generator = torch_generator(self.config.seed, "minibatches", self.drawn(step))
+        generator = torch_generator(self.config.seed, "minibatches", step)
         order_P = torch.randperm(prompts, generator=generator)
         rows_PG = order_P[:, None] * responses + torch.arange(responses)
         chunks = rows_PG.chunk(self.config.updates_per_rollout)
@@ -244,7 +234,7 @@ class Trainer:
 
     def _shuffled(self, rewards_B: Tensor, step: int) -> Tensor:
         """Give each response the reward of another, whatever its prompt; by draws of the step."""
-        generator = torch_generator(self.config.seed, "shuffled_rewards", self.drawn(step))
+        generator = torch_generator(self.config.seed, "shuffled_rewards", step)
         return rewards_B[torch.randperm(len(rewards_B), generator=generator).to(rewards_B.device)]
 
     def advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
@@ -275,7 +265,7 @@ class Trainer:
         """Return the rows of the rollout whose routes the probe measures from update to update."""
         rows = self.config.rollout.prompts * self.config.rollout.responses
         count = min(rows, max(4, round(rows * self.config.probe.fraction)))
-        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "probe_sample", self.drawn(step)))
+        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "probe_sample", step))
         return order[:count].to(self.model.device)
 
 

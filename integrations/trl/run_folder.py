@@ -46,7 +46,6 @@ def facts(
         "config_hash_without_seed": identity.config_hash(config | {"seed": None}),
         "command": command,
         "cold_start": {},
-        "start_from": None,
         **provenance.facts(config, None, str(config["device"]), torch.get_num_threads()),
         "diverged": None,
         "error": None,

@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from small_models import E, K, L, other_routes, routed, shipped
-from small_runs import assert_resumes, begun, finished, planned, trainer, updated
+from small_runs import assert_resumes, begun, trainer, updated
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import branch, execute
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training import checkpoint
 from steadymoe.models import balancing, build
 from steadymoe.models.balancing import BIAS
 from steadymoe.models.routing import routers
@@ -130,18 +128,6 @@ def test_skipped_update_does_not_move_biases(tmp_path: Path) -> None:
 def test_balanced_run_resumes_bit_for_bit(tmp_path: Path, model: str) -> None:
     words = [*BALANCED, f"model={model}", "engine=stale", "engine.strength=2", "steps=4"]
     assert_resumes(tmp_path, 4, *words)
-
-
-def test_branch_of_a_balanced_trunk_starts_at_its_biases(tmp_path: Path) -> None:
-    trunk = finished(tmp_path, *BALANCED, "steps=2", "checkpoint_keep=2")
-    held = checkpoint.tensors_of(branch.kept(trunk.folder, 2))
-    biases = torch.stack([value for name, value in held.items() if name.endswith(BIAS)])
-    assert biases.any()
-    start = planned(tmp_path, f"start_from='{trunk.folder}@2'").config  # its own speed is 0
-    task, model, _ = execute.at_start(start, lambda *_: None)
-    made = execute.trainer_at_start(model, task, start)
-    updated(made)
-    assert torch.equal(stacked(made.model), biases)
 
 
 def test_unbalanced_model_has_no_biases(tmp_path: Path) -> None:

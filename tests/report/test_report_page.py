@@ -316,7 +316,7 @@ def test_headline_names_the_leader_the_decision_and_collapses() -> None:
     assert "Collapsed: lost (5 of 5)." in said
     first = tables.headline(shown)
     assert first["arm"].tolist() == ["a", "b", "lost"]
-    assert first.columns.tolist() == ["arm", "n", "final reward", "less a", "final held-out accuracy", "collapsed"]
+    assert first.columns.tolist() == ["arm", "n", "final reward", "less a", "collapsed"]
     assert first["less a"].map(write.to_number).tolist()[1] == pytest.approx(-difference.mean)
     levels: dict[str, list[float]] = {"a": [0.5, 0.6, 0.7, 0.5, 0.6], "b": [0.6, 0.5, 0.6, 0.5, 0.6]}
     said = " ".join(tables.sentences(shown_of(**levels, c=[0.1, 0.2, 0.3, 0.15, 0.1])))

@@ -34,7 +34,7 @@ SHORT = [
 
 # ... and of experiments with a mini-batch or updates of their own, which SHORT's prompts and steps would contradict.
 SHORT_EXPERIMENT = ["rollout.minibatch_prompts=null", "total_updates=null", "evaluation.every_updates=null"]
-SHORT_EXPERIMENT += ["probe.every_updates=null", "checkpoint_keep=null", "start_from=null", "seed=0"]
+SHORT_EXPERIMENT += ["probe.every_updates=null", "checkpoint_keep=null", "seed=0"]
 
 
 def with_needed(name: str) -> list[str]:
@@ -205,7 +205,7 @@ def test_hydra_section_matches_hydras_composition() -> None:
 def test_experiment_states_its_command_and_number_of_runs(name: str) -> None:
     text, words = conf.text("experiment", name), [f"experiment={name}"]
     with overrides.composing(words):
-        points = overrides.points([*words, "start_from=null"], multirun=False)  # a trunk need not be there
+        points = overrides.points(words, multirun=False)
         compose.run(points[0])
     assert f"steadymoe run experiment={name}" in text
     assert f"{len(points)} runs" in text
@@ -215,7 +215,7 @@ def test_experiment_states_its_command_and_number_of_runs(name: str) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("name", conf.names("experiment"))
 def test_every_run_of_an_experiment_can_be_planned(name: str) -> None:
-    assert compose.plan([f"experiment={name}", "start_from=null"])
+    assert compose.plan([f"experiment={name}"])
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_kept_checkpoint_with_a_flipped_bit_is_not_used(tmp_path: Path) -> Non
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
     flip(path)
     with pytest.raises(checkpoint.DamagedTensors, match="its tensors are not those that were saved"):
-        checkpoint.tensors_of(path)
+        checkpoint.read_tensors(path)
     assert checkpoint.step_of(path) is None
 
 

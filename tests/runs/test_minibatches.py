@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from steadymoe.bench.runs import compose, identity
+from steadymoe.bench.schema import ConfigError
 
 
 def only(tmp_path: Path, *words: str) -> compose.Run:
@@ -39,3 +40,12 @@ def test_null_minibatch_prompts_fixes_the_rollout_size(name: str, tmp_path: Path
     runs = compose.plan(words, multirun=True)
     assert {run.config.rollout.prompts for run in runs} == {32}
     assert {run.config.updates_per_rollout for run in runs} == {4, 8, 16}
+
+
+def test_settings_in_updates_scale_with_staleness() -> None:
+    words = ["evaluation.every_updates=8", "probe.every_updates=3", "rollout.minibatch_prompts=2", "total_updates=16"]
+    for updates, expected in ((4, (2, 1, 4)), (1, (8, 3, 16))):
+        config = compose.plan([*words, f"updates_per_rollout={updates}"])[0].config
+        assert (config.evaluation.every, config.probe.every, config.steps) == expected
+    with pytest.raises(ConfigError, match=r"means evaluation\.every=2, but 5 was given"):
+        compose.plan([*words, "updates_per_rollout=4", "evaluation.every=5"])

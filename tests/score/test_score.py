@@ -221,8 +221,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for dial in dials:
         planned = compose.plan([f"experiment={dial.experiment}", *dial.overrides, "algorithm=grpo"], multirun=True)
         plain = {f"{standard.value_of(dial, run):g}": run.plain for run in planned}
-        nameless = {"seed": None, "start_from": None}
-        hashes[dial.name] = {value: identity.config_hash(each | nameless) for value, each in plain.items()}
+        hashes[dial.name] = {value: identity.config_hash(each | {"seed": None}) for value, each in plain.items()}
     shutil.copytree(standard.FOLDER, tmp_path / "standard")
     (tmp_path / "standard" / standard.MADE).write_text(json.dumps(standard.made() | {"hashes": hashes}))
     monkeypatch.setattr(standard, "FOLDER", tmp_path / "standard")

@@ -174,7 +174,7 @@ def test_late_fall_is_falling_and_short_run_is_not_judged() -> None:
     assert collapse.judge(run(), RULE, updates_per_rollout=1).until == 0
 
 
-def test_recorded_runs_are_judged_by_todays_rule() -> None:
+def test_recorded_runs_are_judged_again() -> None:
     """Tables of kept runs: no loss among their columns, and a status by a patience of ten rollouts."""
     rewards = {0: then(0.8, 0.0, 11), 1: [0.8] * 40, 2: then(0.8, 0.0, 35), 3: [*([0.8] * 20), *([0.0] * 20)]}
     steps = pd.DataFrame(

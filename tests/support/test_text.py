@@ -11,7 +11,7 @@ from steadymoe.bench.support.text import portable
         ("steadymoe run algorithm=grpo results_dir=/mine/runs seed=0", "steadymoe run algorithm=grpo seed=0"),
         ("STEADYMOE_PATH=/mine/controls:/mine/other steadymoe run", "STEADYMOE_PATH=controls:other steadymoe run"),
         ("steadymoe run model.path=/models/small a=1/2 b=/", "steadymoe run model.path=small a=1/2 b=/"),
-        ("steadymoe run 'start_from=/my runs/seed=0@2'", "steadymoe run start_from=seed=0@2"),
+        ("steadymoe run 'cold_start.path=/my runs/seed=0'", "steadymoe run cold_start.path=seed=0"),
         ("steadymoe run results_dir=results", "steadymoe run"),
         ("not 'a command /mine/x", "not 'a command /mine/x"),
     ],

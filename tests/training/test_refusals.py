@@ -66,7 +66,6 @@ REFUSED = {
     "savings.sampler_as_old=5 precision=bf16": "a sampler equal to the trainer",
     "savings.sampler_as_old=5 routing=pr2": "a sampler equal to the trainer",
     "savings.sampler_as_old=5 routing=lagged": "a sampler equal to the trainer",
-    "measure=little probe.largest=4": "measure=little runs no probe: probe.largest=4",
 }
 
 

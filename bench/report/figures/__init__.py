@@ -13,7 +13,6 @@ from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.support import external, processes
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, without_mathematics
-from steadymoe.bench.training import own_metrics
 
 __all__ = ["FIGURES", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "style"]
 
@@ -44,7 +43,7 @@ class FigureSpec:
     """Another condition: returns what is missing, or None."""
     takes: tuple[str, ...] = ("steps",)
     needs_own: bool = False
-    """Whether it draws what only a user's own loss or metric records, so that no run of the suite lacks it."""
+    """Whether it draws what only a user's own loss records, so that no run of the suite lacks it."""
 
     @property
     def caption(self) -> str:
@@ -88,7 +87,7 @@ def _has_one_model(steps: pd.DataFrame) -> str | None:
 
 
 def _has_own(steps: pd.DataFrame) -> str | None:
-    return None if curves.own_metrics(steps) else "runs of a loss or a metric that reports numbers of its own"
+    return None if curves.own_metrics(steps) else "runs of a loss that reports numbers of its own"
 
 
 def _has_twins(steps: pd.DataFrame) -> str | None:
@@ -128,9 +127,8 @@ def every() -> dict[str, FigureSpec]:
     """Return the figures by id: the shipped ones, then a user's own.
 
     A user's own figures are the lists ``FIGURES`` of modules ``*figures.py`` in the folders of STEADYMOE_PATH. Raises
-    CannotDraw for a module that cannot be used, ConfigError for one of metrics.
+    CannotDraw for a module that cannot be used.
     """
-    own_metrics.load()  # figures take labels from their columns
     return FIGURES | _own(tuple(external.folders()))
 
 

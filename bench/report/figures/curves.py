@@ -70,12 +70,12 @@ def replay(steps: pd.DataFrame) -> DataFigure:
 
 
 def own_numbers(steps: pd.DataFrame) -> DataFigure:
-    """The numbers that losses report and those of a user's own metrics, a panel for each of the first eight by name."""
+    """The numbers that losses report, a panel for each of the first eight by name."""
     return _column(steps, own_metrics(steps)[:_MAX_OWN])
 
 
 def own_metrics(steps: pd.DataFrame) -> list[str]:
-    """Return the names of the losses' own numbers and of a user's metrics in ``steps``, sorted."""
+    """Return the names of the losses' own numbers in ``steps``, sorted."""
     return sorted(filter(columns.is_own, steps["metric"].unique()))
 
 
