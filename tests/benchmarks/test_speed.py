@@ -89,13 +89,12 @@ def test_setting_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("setting", speed.SETTINGS)
-def test_settings_are_valid_runs_and_stale_matches_its_experiment(setting: str) -> None:
+def test_settings_are_valid_runs_of_the_experiments_models(setting: str) -> None:
     config = speed.config_of(speed.SETTINGS[setting])
-    stale = compose.plan(["experiment=stale", "algorithm=gspo", "seed=0"])[0].config
+    stale = compose.plan(["experiment=bearable", "algorithm=gspo", "seed=0", "optimizer.learning_rate=1e-4"])[0].config
     assert config.rollout.prompts % config.updates_per_rollout == 0
     if setting == "stale":
         assert (config.model, config.task) == (stale.model, stale.task)
-        assert config.rollout.prompts / config.updates_per_rollout == stale.rollout.minibatch_prompts
     if setting.startswith("tokens"):
         longer = {"max_position_embeddings": config.model["config"]["max_position_embeddings"]}
         assert config.model["config"] == stale.model["config"] | longer
