@@ -161,7 +161,7 @@ def test_command_works_with_closed_streams(tmp_path: Path) -> None:
     ],
 )
 def test_non_utf_8_locale_is_refused_but_not_a_terminal(locale: dict[str, str], code: int, said: bytes) -> None:
-    words = [*PROGRAM, "audit", "--help"]  # with an ellipsis
+    words = [*PROGRAM, "run", "--help"]  # with an ellipsis
     done = subprocess.run(words, env=os.environ | locale, capture_output=True, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (code, int(code > 0))
     assert said in done.stderr
