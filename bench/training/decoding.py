@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from steadymoe.bench.training.forward import at_temperature
-from steadymoe.bench.training.packing import causal, positions, refusal
+from steadymoe.bench.training.packing import causal, positions
 from steadymoe.models.attention import Kept, from_kept
 from steadymoe.models.routing import RouteRecorder, log_softmax
 from steadymoe.models.selection import NO_ROUTE
@@ -33,12 +33,10 @@ class Decoder:
     alive_B: Tensor
     """Which rows have not drawn their last token."""
 
-    def __init__(self, model: PreTrainedModel, recorder: RouteRecorder, temperature: float) -> None:
+    def __init__(self, model: PreTrainedModel, recorder: RouteRecorder, temperature: float, shares: bool) -> None:
+        """``shares``: keep keys and values of a prompt once for all its rows."""
         self._model, self._recorder, self._temperature = model, recorder, temperature
-        # Keys and values of a prompt are kept once for all its rows if every layer attends to all earlier tokens, by
-        # the attention function that the config names.
-        by_name = model._supports_attention_backend
-        self._shares = by_name and refusal(model.config) is None
+        self._shares = shares
         self._cache = DynamicCache(config=model.config)
         self._chosen: list[Tensor] = []
         self._gates: list[Tensor] = []

@@ -15,7 +15,7 @@ from transformers import BatchEncoding, PreTrainedModel
 from steadymoe.algorithms.parts import dimensions, joined, joined_by
 from steadymoe.bench.tasks import Task, score
 from steadymoe.bench.training.decoding import Decoder
-from steadymoe.bench.training.forward import Sequences, autocast
+from steadymoe.bench.training.forward import Sequences, autocast, sharing_refusal
 from steadymoe.models.engine import Engine, Exact
 from steadymoe.models.routing import RouteRecorder
 from steadymoe.models.selection import NO_ROUTE
@@ -157,9 +157,9 @@ def sample(
     finite.
     """
     logprobs, top, kept, engine = [], [], [], decoding.engine
-    recorder = RouteRecorder(model, decoding.routes, decoding.gates)
+    recorder, shares = RouteRecorder(model, decoding.routes, decoding.gates), sharing_refusal(model) is None
     with recorder, autocast(model.device.type, decoding.precision):
-        decoder = Decoder(model, recorder, decoding.temperature * engine.temperature)
+        decoder = Decoder(model, recorder, decoding.temperature * engine.temperature, shares)
         if decoding.bank_LNK is not None:
             decoder.draw_routes(decoding.bank_LNK, generator)
         all_logprobs_BV = decoder.feed_prompts(encoded["input_ids"], encoded["attention_mask"], responses)

@@ -56,7 +56,6 @@ class Trainer:
         self._held_out = task.sample(config.evaluation.prompts, drawn, held_out=True)
         fixed = self._rollout("probe", 0, config.probe.responses, 1)
         self._since_start = Probe(model, fixed.sequences, config.precision)
-        self.learner.forwards.check_sharing(fixed.sequences)
         self.learner.forwards.check_routers(fixed.sequences)
 
     def step(self, step: int) -> StepResult:
