@@ -163,7 +163,8 @@ def _update(
     sequences = demonstrate(prompts, answers, task.tokenizer, model.device)
     now = forward(model, sequences, config.precision)
     loss = -aggregate(now.logprobs_BT, sequences.response_mask_BT, "seq-mean-token-mean")
-    (loss + router_losses(now, sequences, config.cold_start.aux_loss, config.cold_start.z_loss)).backward()
+    given = config.cold_start
+    (loss + router_losses(now, sequences, given.aux_loss, given.z_loss, given.aux_loss_per_layer)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

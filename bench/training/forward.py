@@ -205,8 +205,12 @@ def _apart(model: PreTrainedModel) -> str | None:
     return None if apart <= _APART else f"log-probabilities would differ by {apart:.2g} on average"
 
 
-def router_losses(now: Forward, sequences: Sequences, aux_coefficient: float, z_coefficient: float) -> Tensor | float:
+def router_losses(
+    now: Forward, sequences: Sequences, aux_coefficient: float, z_coefficient: float, per_layer: bool = False
+) -> Tensor | float:
     """Return the sum of the load-balancing loss and the router z-loss over all fed tokens, each times its coefficient.
+
+    ``per_layer`` balances every layer by itself.
 
     0 for a dense model, and where both coefficients are 0.
     """
@@ -216,7 +220,8 @@ def router_losses(now: Forward, sequences: Sequences, aux_coefficient: float, z_
     mask_N = sequences.route_mask_BF.flatten()
     if aux_coefficient > 0:
         executed_LNK = now.executed_LBFK.flatten(1, 2)
-        loss = loss + aux_coefficient * load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N)
+        balance = load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N, per_layer)
+        loss = loss + aux_coefficient * balance
     if z_coefficient > 0:
         loss = loss + z_coefficient * z_loss(now.router_logits_LNE, mask_N)
     return loss

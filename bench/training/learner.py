@@ -137,7 +137,8 @@ class Learner:
             batch = self.batch(rollout, old, advantages_BT, part.rows_M, now, responses_and_tokens)
             output = self.objective(batch)
             sequences = rollout.sequences.rows(part.rows_M)
-            loss = output.loss + router_losses(now, sequences, routing.aux_loss, routing.z_loss)
+            per_layer = routing.aux_loss_per_layer
+            loss = output.loss + router_losses(now, sequences, routing.aux_loss, routing.z_loss, per_layer)
             if loss.requires_grad:  # a user's loss may have no gradient: the run says so at its end
                 loss.backward()
             if self.predictor is not None and not first:
