@@ -257,7 +257,8 @@ def test_only_algorithms_share_a_cold_start(tmp_path: Path) -> None:
     others = ["seed=1", "task.modulus=5", "model.config.num_experts=4", "cold_start.noise=0.3", "precision=bf16"]
     others += [f"cold_start.{name}=0.5" for name in ("router_factor", "aux_loss", "z_loss")]
     assert len({fingerprint(), *(fingerprint(word) for word in others)}) == 1 + len(others)
-    pooled, layers = ([f"cold_start.aux_loss_per_layer={each}", "cold_start.aux_loss=0.5"] for each in ("false", "true"))
+    per = "cold_start.aux_loss_per_layer"
+    pooled, layers = ([f"{per}={each}", "cold_start.aux_loss=0.5"] for each in ("false", "true"))
     assert fingerprint(*pooled) == fingerprint("cold_start.aux_loss=0.5") != fingerprint(*layers)
 
 
