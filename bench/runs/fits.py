@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
@@ -34,7 +34,7 @@ from steadymoe.bench.schema import EXPERTS, RunConfig
 from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
-from steadymoe.bench.tasks import Task
+from steadymoe.bench.tasks import Task, decoded, end_ids
 from steadymoe.bench.training import own_metrics
 from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
@@ -180,8 +180,9 @@ def _task_of_checkpoint(path: str, content: str, task_config: str) -> Task:
         raise ValueError(
             f"model.path: the tokenizer in {path} cannot encode the prompts of this task: {said}"
         ) from error
-    if any(tokenizer.unk_token_id in row for row in tokens):
-        raise ValueError(f"model.path: the tokenizer in {path} has no token for some text of this task's prompts")
+    if tokenizer(_prompts(task))["input_ids"] != tokens:
+        raise ValueError(f"model.path: the chat template in {path} writes a prompt differently each time")
+    _check_texts(path, tokenizer, task, tokens)
     longest, limits = max(map(len, tokens)), pretrained.limits(path)
     if limits.new_tokens is not None and new > limits.new_tokens:
         raise ValueError(
@@ -193,6 +194,31 @@ def _task_of_checkpoint(path: str, content: str, task_config: str) -> Task:
             f"{path} has {limits.length}"
         )
     return task
+
+
+def _check_texts(path: str, tokenizer: PreTrainedTokenizerBase, task: Task, tokens: list[list[int]]) -> None:
+    """Raise ValueError unless the texts of prompts, answers and tokens are what the model reads and what is scored."""
+    prompts, ends = _prompts(task), end_ids(tokenizer)
+    answers = task.demonstrations(prompts, 0.0, numpy_generator(0, "limits"))
+    ids = [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(answer)) for answer in answers]
+    if any(tokenizer.unk_token_id in row for row in (*tokens, *ids)):
+        raise ValueError(f"model.path: the tokenizer in {path} has no token for some text of this task")
+    for prompt, row in zip(prompts, tokens, strict=True):
+        if row[-1] in ends:
+            raise ValueError(f"model.path: the tokenizer in {path} puts an end token behind every prompt")
+        if prompt not in (text := str(tokenizer.decode(row))):
+            raise ValueError(f"model.path: the tokenizer in {path} changes the prompt {prompt!r} to {text!r}")
+    for answer, prompt_ids, row in zip(answers, tokens, ids, strict=True):
+        text, _ = decoded(tokenizer, prompt_ids, row)
+        if text.removeprefix(" ") != answer:  # many tokenizers put a space before the first word
+            raise ValueError(f"model.path: the tokenizer in {path} changes the answer {answer!r} to {text!r}")
+    first = list(tokens[0][-1:])
+    plain, behind = str(tokenizer.decode(first)), [[*first, token] for token in range(len(tokenizer))]
+    if without := [row[-1] for row, text in zip(behind, tokenizer.batch_decode(behind), strict=True) if text == plain]:
+        raise ValueError(
+            f"model.path: the tokenizer in {path} has {len(without)} tokens without a text, first {without[0]}: "
+            "they would be trained on but not scored"
+        )
 
 
 def _prompts(task: Task) -> list[str]:

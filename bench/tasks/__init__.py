@@ -64,6 +64,22 @@ def score(task: Task, prompt: str, response: str, finished: bool) -> float:
     return number
 
 
+def end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a response; a checkpoint may name several."""
+    ids: tuple[int, ...] = getattr(tokenizer, "end_ids", (tokenizer.eos_token_id,))
+    return ids
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], response: Sequence[int]) -> tuple[str, bool]:
+    """Return the text of a response's tokens, without its end token, and whether it has one.
+
+    Decoded behind the prompt's last token: a tokenizer may strip the first space of what it decodes.
+    """
+    finished, before = response[-1] in end_ids(tokenizer), list(prompt[-1:])
+    text = str(tokenizer.decode([*before, *response[: len(response) - finished]]))
+    return text[len(str(tokenizer.decode(before))) :], finished
+
+
 def is_held_out(prompt: str) -> bool:
     """Whether a prompt belongs to the held-out set. The text of the prompt alone decides, never the seed."""
     return zlib.crc32(prompt.encode()) % _HELD_OUT == 0

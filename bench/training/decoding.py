@@ -70,11 +70,11 @@ class Decoder:
         self._fed_R = torch.arange(len(rows_B), device=rows_B.device)  # the rows that the cache holds
         return all_logprobs_PV.repeat_interleave(responses, 0)
 
-    def append(self, token_B1: Tensor, end: int) -> None:
-        """Add a token to each unfinished row, and padding to the others; a row ends with the token ``end``."""
+    def append(self, token_B1: Tensor, ends_E: Tensor) -> None:
+        """Add a token to each unfinished row, and padding to the others; each of ``ends_E`` ends a row."""
         self._tokens.append(torch.where(self.alive_B[:, None], token_B1, 0))
         self.mask_BS = torch.cat([self.mask_BS, self.alive_B[:, None].long()], dim=1)
-        self.alive_B = self.alive_B & (token_B1.squeeze(-1) != end)
+        self.alive_B = self.alive_B & ~torch.isin(token_B1.squeeze(-1), ends_E)
 
     def drop_finished(self) -> None:
         """Take rows that have ended out of the cache, once ``MIN_ALIVE`` of its rows or fewer go on."""

@@ -133,7 +133,7 @@ def test_attention_with_sinks_shares_no_prompts_in_training_or_decoding(task: Ch
 def test_prompts_may_have_a_single_token(lively: PreTrainedModel) -> None:
     tokens_PW = torch.tensor([[2], [5], [7]])
     encoded = BatchEncoding({"input_ids": tokens_PW, "attention_mask": torch.ones_like(tokens_PW)})
-    ours = sample(lively, encoded, 4, -1, 20, torch.Generator().manual_seed(0))  # longer than the first room
+    ours = sample(lively, encoded, 4, [-1], 20, torch.Generator().manual_seed(0))  # longer than the first room
     assert_close(ours.logprobs_BT, trained(lively, ours.sequences).logprobs_BT, atol=5e-5, rtol=0)
 
 
