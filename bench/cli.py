@@ -20,8 +20,6 @@ VERBS = {
     "seeds": ("report.seeds", "how many seeds a difference needs, from your own logs"),
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
     "score": ("score.command", "how much stress an algorithm bears, in multiples of GRPO's"),
-    "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
-    "inspect": ("inspect", "how far an optimizer's step moves the routers of a checkpoint, relative to their size"),
 }
 
 
@@ -79,8 +77,6 @@ def _run(words: list[str]) -> int:
     if verb in VERBS:
         # It reports too, and `steadymoe run` alone does not wait for matplotlib.
         module = "report.tuning" if verb == "run" and "--tune" in rest else VERBS[verb][0]
-    elif verb == "import":
-        raise UserError("import is now steadymoe-integrations import (pip install ./integrations)")
     else:
         raise UserError(f"unknown command {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
     code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)

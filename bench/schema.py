@@ -274,20 +274,6 @@ class RoutingConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditConfig(_Group):
-    """What ``steadymoe audit`` measures beside the model, the task and the optimizer of a run. No run reads it."""
-
-    algorithms: Annotated[tuple[str, ...], _UNIQUE]
-    arms: Mapping[str, Any]
-    drift: Annotated[tuple[Annotated[StrictInt, Field(ge=0, le=_MAX_STEPS)], ...], _NOT_EMPTY, _UNIQUE]
-    routing: Annotated[tuple[Literal["free", "r2", "r3"], ...], _NOT_EMPTY, _UNIQUE]
-    router_scale: Annotated[tuple[Positive, ...], _NOT_EMPTY, _UNIQUE]
-    clips: StrictBool
-    minibatches: Annotated[StrictInt, Field(ge=6, le=_LARGEST)]
-    groups: Annotated[StrictInt, Field(ge=3, le=_LARGEST)]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TuningConfig(_Group):
     """What ``steadymoe run --tune`` sweeps; no part of a run's config."""
 
@@ -330,7 +316,6 @@ class RunConfig(_Group):
     weight_noise: NotNegative
     log: Literal["tensorboard", "wandb"] | None
     retry: Literal["all", "failed"]
-    audit: AuditConfig
     correction: Mapping[str, Any]
     routing: RoutingConfig
     engine: Mapping[str, Any]

@@ -2,11 +2,8 @@
 
 import math
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 # Processors sum and take logarithms in different order, which moves the last digits of a result.
 RELATIVE, ABSOLUTE = 1e-9, 1e-15
@@ -21,14 +18,6 @@ def assert_same(made: str, committed: str, name: object = "") -> None:
             line = "".join(ours[:place]).count("\n") + 1
             pytest.fail(f"{name}, line {line}: made here {one!r}, committed {other!r}")
     assert len(ours) == len(theirs), f"{name} has another length"
-
-
-def assert_same_picture(made: Path, committed: Path) -> None:
-    """Fail unless the two pictures have one size and, but for one pixel in a thousand, the same colours."""
-    ours, theirs = (np.asarray(Image.open(path).convert("RGB"), dtype=int) for path in (made, committed))
-    assert ours.shape == theirs.shape, f"{committed.name} is not what is drawn today; make figures"
-    share = (np.abs(ours - theirs).max(axis=-1) > 48).mean()
-    assert share < 1e-3, f"{committed.name}: {share:.1%} of its pixels are not what is drawn today; make figures"
 
 
 def _close(one: str, other: str) -> bool:

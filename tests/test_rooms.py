@@ -15,12 +15,11 @@ ORDER = (
     ("schema",),
     ("training",),
     ("runs",),
-    ("report", "check", "inspect"),
-    ("audit",),
+    ("report", "check"),
     ("score",),
     ("cli",),
 )
-ONE_FILE = ("cli", "inspect", "schema")
+ONE_FILE = ("cli", "schema")
 AT_THE_ROOT = ("algorithms", "conf", "models")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms

@@ -129,7 +129,7 @@ def test_report_reads_each_number_once_for_any_number_of_arms(results: dict[int,
         steps, runs = loaded[n]["steps"], loaded[n]["runs"]
         tables.summary(steps, runs)
         tables.leaderboard(steps, runs)
-        tables.head_to_head(steps, runs, loaded[n]["evaluations"])
+        tables.head_to_head(steps, loaded[n]["evaluations"])
 
     few, many = (calls.during(lambda n=n: of(n)) for n in (FEW, MANY))
     assert few == many

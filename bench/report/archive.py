@@ -113,7 +113,7 @@ def _from_trainer(tables: Mapping[str, pd.DataFrame], origin: str) -> dict[str, 
 
 
 def _origins(runs: pd.DataFrame) -> pd.Series:
-    """Return the trainer of each run, empty for the suite's own. An origin names its version or its log, too."""
+    """Return the trainer of each run, empty for the suite's own. An origin names its version, too."""
     return runs["origin"].fillna("").map(lambda origin: origin.partition(" ")[0])
 
 

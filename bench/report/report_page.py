@@ -1,14 +1,14 @@
 """Tables, figures and one self-contained page from recorded runs (``archive.load``)."""
 
 import base64
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapses, figures, joined, paper, realism, tables, write
+from steadymoe.bench.report import archive, figures, joined, paper, realism, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable, style
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
@@ -90,25 +90,6 @@ def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
     return {name: table[table["arm"].isin(chosen)] for name, table in recorded.items()}
 
 
-def with_derived(recorded: Tables, takes: Collection[str] | None = None) -> Tables:
-    """Return the tables of ``archive.load``, and those that figures take.
-
-    With ``takes`` only what these names need is computed, because intervals take time.
-    """
-    runs, steps = recorded["runs"], recorded["steps"]
-    if runs.empty:
-        return recorded
-    derived: dict[tuple[str, ...], Callable[[], tuple[pd.DataFrame, ...]]] = {
-        ("survival_curves",): lambda: (collapses.survival_curves(runs),),
-        ("frontier_grid", "frontier_line"): lambda: collapses.frontiers(runs, steps),
-    }
-    data = dict(recorded)
-    for names, compute in derived.items():
-        if takes is None or not set(names).isdisjoint(takes):
-            data |= zip(names, compute(), strict=True)
-    return data
-
-
 def left_out(results: Path, experiment: str | None = None) -> list[str]:
     """Return one line for each damaged run; tables and figures leave it out."""
     places = [(results, name) for name in archive.experiments(results) if experiment in (None, name)]
@@ -149,7 +130,7 @@ def figure_of(spec: FigureSpec, recorded: Tables, arms: Sequence[str] | None = N
     """Return a figure of the tables of ``archive.load``. Raises CannotDraw if they lack an arm or what it shows."""
     if absent := [name for name in ("runs", "steps") if name not in recorded]:
         raise CannotDraw(f"{spec.id} needs the tables of an experiment, results(...); {absent[0]} is missing")
-    data = with_derived(choose(recorded, arms), spec.takes)
+    data = choose(recorded, arms)
     if missing := spec.lacks(data):
         names = ", ".join(sorted(set(recorded["runs"]["experiment"])))
         raise CannotDraw(f"{spec.id} lacks {missing} in {names}; its own experiment is: {command(spec)}")
@@ -164,8 +145,7 @@ def command(spec: FigureSpec) -> str:
 def listing(results: Path) -> pd.DataFrame:
     """Return every figure: id, name, experiment, and whether its data are on disk or else what is missing."""
     specs = figures.every().values()
-    taken = {name for spec in specs for name in spec.takes}
-    load = cache(lambda name: with_derived(archive.load(results, name), taken))
+    load = cache(partial(archive.load, results))
     rows = []
     for spec in specs:
         data = load(spec.experiment)
@@ -235,7 +215,7 @@ def make(
 
 
 def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Return kind → (table, caption), for the tables of ``with_derived``; a further table of a report is a row here.
+    """Return kind → (table, caption), for the tables of ``archive.load``; a further table of a report is a row here.
 
     Only arms of one trainer are ranked.
     """
@@ -246,7 +226,7 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
         "leaderboard": (tables.leaderboard(own["steps"], own["runs"]), tables.LEADERBOARD_CAPTION),
         "bearable": (bearable.table(own["steps"]), bearable.CAPTION.replace(bearable.REFERENCE, reference)),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
-        "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
+        "head_to_head": (tables.head_to_head(own["steps"], own["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
         "realism": (realism.table(data), realism.CAPTION),
     }
@@ -272,15 +252,14 @@ def _written(
     results: Path, formats: Sequence[str], arms: Sequence[str] | None, alone: bool, name: str, recorded: Tables
 ) -> dict[str, Any]:
     """Write the files of one experiment; return its section of the page, its files, summary, and lacking figures."""
-    data = with_derived(recorded)
-    runs = listed = data["runs"]
+    runs = listed = recorded["runs"]
     if "folder" in runs and runs["experiment"].nunique() == 1:  # the list of runs also has the runs that have not ended
         listed = archive.runs(results, name)
         listed = paper.rename({"runs": listed}, listed)["runs"].merge(
             runs[["folder", *collapse.JUDGED]], how="left", on="folder"
         )
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
-    shown = shown_tables(data)
+    shown = shown_tables(recorded)
     files = write.files(results, texts(name, shown, listed), "tables")
     dial = shown.get("bearable")
     lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
@@ -290,16 +269,16 @@ def _written(
     drawn: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
     for spec in figures_of(name, alone):
-        if lack := spec.lacks(data):
+        if lack := spec.lacks(recorded):
             lacking |= {spec.id: lack} if spec.experiment == name else {}
             continue
-        figure = spec.figure(data)
+        figure = spec.figure(recorded)
         written = write.figure(results, spec.stem(name), figure, spec.caption, formats)
         svg = regular_files.read_bytes(next(path for path in written if path.suffix == ".svg"))
         of_page = {"id": spec.id, "name": spec.name, "caption": write.whole_caption(figure, spec.caption)}
         of_page |= {"svg": base64.b64encode(svg).decode(), "narrow": ""}
         if spec.name == lead:
-            of_page["narrow"] = style.narrow_svg(partial(spec.figure, data))
+            of_page["narrow"] = style.narrow_svg(partial(spec.figure, recorded))
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
         files += written
     mixed, found = _mixed(runs), outcome.findings_of_arms(recorded["steps"])

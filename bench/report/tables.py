@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,12 @@ from steadymoe.bench.report import paper
 from steadymoe.bench.statistics.comparisons import (
     DECIDED,
     MIN_TO_DECIDE,
-    holm,
     is_decided,
     probability_of_improvement,
     ranking,
+    win_rate,
 )
-from steadymoe.bench.statistics.efficiency import METRICS, Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
-from steadymoe.bench.statistics.survival import logrank, of_runs
 from steadymoe.bench.training import columns
 
 # A table and its caption, by kind (``report_page.shown_tables``).
@@ -68,9 +65,9 @@ CAPTION = (
     f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
     "over steps, expert change per update, clip fraction and norm cut are means over steps. "
-    f"{COLLAPSED} Falling: runs whose reward or entropy falls, or whose gradient norm explodes, too near the end to be "
-    "judged. All runs are part of every mean; after a number that is not finite a run counts with a reward and an "
-    "accuracy of 0."
+    f"{COLLAPSED} Median collapse step: over these runs. Falling: runs whose reward or entropy falls, or whose "
+    "gradient norm explodes, too near the end to be judged. All runs are part of every mean; after a number that is "
+    "not finite a run counts with a reward and an accuracy of 0."
 )
 MODELS_CAPTION = (
     f"Mean over seeds with {INTERVAL}. Active parameters: the parameters that one token uses. Numbers of a run: expert "
@@ -147,6 +144,7 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     measured = set(steps["metric"])
     numbers = {name: number for name, number in SUMMARY.items() if number[0] in measured or number[0] not in _LATER}
     counts = pd.DataFrame({"n": runs.groupby("arm").size()}).join(_verdicts(runs).sum())
+    counts.insert(2, "median collapse step", runs.groupby("arm")["collapsed_step"].median())
     return _by_reward(counts.join(_estimates(steps, numbers)))
 
 
@@ -246,29 +244,18 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
 
 # Head to head
 
-# The cost of this reward is compared: this share of the way from the first step's to the best arm's final reward.
-PART_OF_THE_GAIN = 0.9
-COMPARED = ("updates", "samples", "tokens", "seconds")
 HEAD_TO_HEAD_CAPTION = (
     f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
-    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} p of collapse: "
-    "log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
-    "treats runs as independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
-    "Held-out wins: the share of held-out prompts that the arm answers better minus the share that the best arm "
-    "answers better. The "
-    "other columns are training efficiency: the cost of the arm divided by the cost of the best arm, in updates, "
-    "samples, tokens and seconds (sampling, the old policy's forward, updates), until the mean reward over "
-    f"{LAST_STEPS} steps has made {PART_OF_THE_GAIN:.0%} of the way from the first step's reward to the best "
-    "arm's final reward (left out if the best arm gained nothing). n counts the seeds in which at least one of the two "
-    "arms reached that reward. Geometric mean, or, if one arm missed the reward in some seeds (censored), the median "
-    "with the sign test's interval (none below six seeds). >: the median is higher by an unknown amount, <: lower."
+    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} Better: P(arm > "
+    "best) + P(equal)/2 over seeds (Clopper and Pearson's interval). Held-out wins: the share of held-out prompts that "
+    "the arm answers better minus the share that the best arm answers better."
 )
 
 
-def head_to_head(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
+def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Return one row per arm except the best arm, the highest final reward first; empty for a single arm.
 
-    ``steps``, ``runs`` and ``evaluations`` are the tables of ``archive.load`` for one experiment.
+    ``steps`` and ``evaluations`` are the tables of ``archive.load`` for one experiment.
     """
     rewards = final_rewards(steps)
     ranked = ranking(rewards, bounds=columns.bounds("reward"))
@@ -276,25 +263,19 @@ def head_to_head(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFr
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
     finals = {str(arm): each.set_index("seed")["value"] for arm, each in rewards.groupby("arm")}
-    goal = target(steps, finals[best].mean())
-    costs_of = {}
-    if goal is not None:
-        spending = steps.loc[steps["metric"].isin(["reward", *METRICS]), ["arm", "seed", "step", "metric", "value"]]
-        of_arm = {str(arm): rows for arm, rows in spending.groupby("arm")}
-        costs_of = {str(arm): spent(of_arm[str(arm)], ours, goal) for arm, ours in runs.groupby("arm")}
     answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
-    p_collapse = _log_rank(runs, best)
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
         rows.append(
-            {"arm": arm, "against": best, "n": row["difference"].n, "final reward, difference": row["difference"]}
-            | {"p (Holm)": row["p_corrected"], "p of collapse (Holm)": p_collapse[arm]}
-            | {"better": probability_of_improvement(finals[arm], finals[best])}
-            | {"held-out wins": _wins(answers.get(arm), answers.get(best))}
-            | {
-                f"{unit} to {goal:.3g}": cost_ratio(costs_of[arm][unit], costs_of[best][unit])
-                for unit in costs_of.get(arm, ())
+            {
+                "arm": arm,
+                "against": best,
+                "n": row["difference"].n,
+                "final reward, difference": row["difference"],
+                "p (Holm)": row["p_corrected"],
+                "better": probability_of_improvement(finals[arm], finals[best]),
+                "held-out wins": _wins(answers.get(arm), answers.get(best)),
             }
         )
     return pd.DataFrame(rows)
@@ -306,44 +287,6 @@ def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
         with suppress(ValueError):
             return win_rate(ours, best)
     return Estimate(np.nan, np.nan, np.nan, 0)
-
-
-def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
-    """Return arm → p of the log-rank test that it collapses at the best arm's rate, corrected for all pairs of arms."""
-    collapses = {str(arm): of_runs(ours) for arm, ours in runs.groupby("arm")}
-    pairs = list(combinations(collapses, 2))
-    corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
-    of_best = {frozenset(pair): float(p) for pair, p in zip(pairs, corrected, strict=True) if best in pair}
-    return {arm: of_best[frozenset((arm, best))] for arm in collapses if arm != best}
-
-
-def target(steps: pd.DataFrame, best: float) -> float | None:
-    """Return the reward whose cost is compared, from the best arm's final reward; None if that arm gained nothing."""
-    rewards = steps[steps["metric"] == "reward"]
-    first = rewards.loc[rewards["step"] == rewards["step"].min(), "value"].mean()
-    return float(first + PART_OF_THE_GAIN * (best - first)) if best > first else None
-
-
-def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
-    """Return unit of ``COMPARED`` → seed → cost until the arm reached ``goal``; ``steps``: the reward and ``METRICS``.
-
-    A cost that the arm's trainer did not record has no seeds. Without any of ``METRICS`` no step is known to have taken
-    place, and no cost has.
-    """
-    by_unit: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
-    counted = ["tokens_sampled"] if "tokens_sampled" in set(steps["metric"]) else list(METRICS)
-    of_seed = dict(iter(steps.groupby("seed")))
-    for run in runs.to_dict("records"):
-        ours = of_seed.get(run["seed"], steps[:0])
-        wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()
-        wide = wide.reindex(columns=["step", "reward", *METRICS])
-        wide = wide.dropna(subset=counted, how="all")  # no step took place after a number that was not finite
-        if wide.empty:
-            continue
-        so_far = costs(wide, int(run["updates_per_rollout"]), float(run["responses"]))
-        for unit in [unit for unit in COMPARED if so_far[unit].notna().all()]:
-            by_unit[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, LAST_STEPS)
-    return by_unit
 
 
 # Headline

@@ -4,13 +4,13 @@ Recipe for a module that has something to show::
 
     from steadymoe.bench.report import write
 
-    paths = write.figure(results, "audit-dose", dose(rows), CAPTION, formats)  # and its numbers
-    paths += write.table(results, "audit-ranking", ranking, CAPTION)  # tables/audit-ranking.{md,csv,tex}
+    paths = write.figure(results, "mine-dose", dose(rows), CAPTION, formats)  # and its numbers
+    paths += write.table(results, "mine-ranking", ranking, CAPTION)  # tables/mine-ranking.{md,csv,tex}
     paths += write.files(pages, {"claims.md": text})  # whole pages, in the folder that the user named
     write.section(readme, "findings", text)  # what stands between two markers of a page
     page = write.html("score", "page.html", tables=tables)  # bench/score/page.html, based on bench/report/base.html
 
-Cells may be texts, numbers, ``Estimate`` and ``CostRatio``: rounding and escaping happen here. ``table_texts`` and
+Cells may be texts, numbers and ``Estimate``: rounding and escaping happen here. ``table_texts`` and
 ``figure_texts`` return file name → text and write nothing, for tests that compare with committed files. A command reads
 ``--format`` with ``write.formats``. The plots themselves are in ``figures/style.py``: ``line`` (a curve with its
 band), ``dot`` (an estimate with its interval), ``stacked`` (bars).
@@ -30,7 +30,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from steadymoe.bench.report import paper
-from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
@@ -194,7 +193,7 @@ def to_markdown(rows: pd.DataFrame) -> str:
 
 
 def to_numbers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the table for programs: mean, low, high and n of an estimate, and a ratio's bound, each in a column.
+    """Return the table for programs: mean, low, high and n of an estimate, each in a column.
 
     Cells without an estimate stay empty there.
     """
@@ -204,8 +203,6 @@ def to_numbers(rows: pd.DataFrame) -> pd.DataFrame:
         cells = rows[column].tolist()
         for part in ("mean", "low", "high", "n"):
             plain[f"{column} {part}"] = [getattr(cell, part, None) for cell in cells]
-        if any(isinstance(cell, CostRatio) for cell in cells):
-            plain[f"{column} bound"] = [getattr(cell, "bound", None) for cell in cells]
     return plain
 
 

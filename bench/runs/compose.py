@@ -157,20 +157,6 @@ def _named(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     return plain, choices
 
 
-def variants(of: Run, words: Mapping[str, Sequence[str]]) -> dict[str, Run]:
-    """Return the run ``of`` with other words, by the keys of ``words``: a word replaces the run's own word of its key.
-
-    Raises ConfigError.
-    """
-    runs = {}
-    with overrides.composing():
-        for key, given in words.items():
-            replaced = set(map(key_of, given))
-            with overrides.errors_in_one_line(given):
-                runs[key] = run([*(word for word in of.words if key_of(word) not in replaced), *given])
-    return runs
-
-
 def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
     """Raise ConfigError for an algorithm without an advantage, and a preset without what it is only true with."""
     if not config.used_advantage:

@@ -18,8 +18,8 @@ NO_NUMBERS = (
 )
 # A field that left, at the value that it has in every hash recorded before.
 _LEFT = {"compile": False}
-# The section of ``steadymoe audit``, which no run reads; an audit has a hash of its own.
-_OF_AUDITS = "audit."
+# A section that left: configs recorded before have it, and no hash does.
+_UNHASHED = "audit."
 
 # Fields that follow from updates_per_rollout and a second field. If the second field is given, it counts in the hash,
 # and the first field does not.
@@ -55,7 +55,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def changes_numbers(key: str) -> bool:
     """Return whether the field ``key`` can change what a run records."""
-    return key not in NO_NUMBERS and not key.startswith(_OF_AUDITS)
+    return key not in NO_NUMBERS and not key.startswith(_UNHASHED)
 
 
 def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:

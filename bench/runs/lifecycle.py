@@ -1,16 +1,6 @@
-"""The life-cycle of a folder of results: plan, facts, refuse, write, status, resume.
+"""The folder of a run besides its record: its lock, what is refused there, where an old run goes, and the plan.
 
-Runs, audits and imported runs are recorded in folders with a file of facts. A room that records folders does this:
-
-1. ``before = read(file, FIELDS)``: the facts of the folder, or None. Raises Damaged.
-2. ``refuse(folder, before, {"config_hash": …, "config": …})``: another config or other code. ``may_redo`` skips it.
-3. ``with hold(folder):`` one process at a time. Raises filelock.Timeout.
-4. ``archive_old_run(folder, results, "replaced")`` before a rerun of ``--redo``; "damaged" for what cannot be read.
-5. ``atomic_files.write_json(file, provenance.facts(…) | {"status": "running", …})``, and again with the final status.
-6. ``is_held(folder)`` tells a process that still runs from one that was killed.
-
-``add_to_plan`` adds planned runs to ``plan.json`` of their experiment, so that ``steadymoe status`` also lists runs
-that never began.
+``plan.json`` of an experiment lists its planned runs, so that ``steadymoe status`` also shows those that never began.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,27 +54,19 @@ def at(facts: Any, place: str) -> Any:
     return facts
 
 
-def refuse(folder: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any], may_redo: bool = False) -> None:
-    """Raise ConfigError if ``folder`` holds results of another config or, without ``may_redo``, made by other code.
+def refuse(run: "Run", before: Mapping[str, Any], may_redo: bool) -> None:
+    """Raise ConfigError if the folder of ``run`` holds another config or, without ``may_redo``, was made by other code.
 
-    ``before`` are the recorded facts; ``now`` has at least the ``*_hash`` and, for the message, the ``config`` of the
-    results to be made. A ``*_code`` in ``now`` is compared too.
+    ``before`` are the facts in its ``run.json``.
     """
-    if before is None:
-        return
-    if any(before.get(key) != now[key] for key in now if key.endswith("_hash")):
-        found = identity.difference(before.get("config", {}), now.get("config", {}))
+    if before["config_hash"] != run.config_hash:
+        found = identity.difference(before["config"], run.plain)
         raise ConfigError(
-            f"{folder} holds results of another config (status {before.get('status')}; {found}); choose another "
+            f"{run.folder} holds results of another config (status {before['status']}; {found}); choose another "
             "experiment_name, or remove that folder"
         )
-    if may_redo:
-        return
-    code = provenance.difference(before).code
-    if code is None and any(before.get(key) != now[key] for key in now if key.endswith("_code")):
-        code = "other code"
-    if code is not None:
-        raise ConfigError(f"{folder} was made with {code}; add --redo, or choose another experiment_name")
+    if not may_redo and (code := provenance.difference(before).code) is not None:
+        raise ConfigError(f"{run.folder} was made with {code}; add --redo, or choose another experiment_name")
 
 
 def hold(folder: Path, seconds: float = 0) -> FileLock:
@@ -107,8 +89,7 @@ def is_held(folder: Path) -> bool:
 
 def archive_old_run(folder: Path, results: Path, where: str) -> Path:
     """Move the content of ``folder``, except its lock, to a new folder below ``results/where``; return that folder."""
-    below = folder.relative_to(results.absolute())
-    below = below.relative_to("runs") if below.parts[0] == "runs" else below
+    below = folder.relative_to(results.absolute() / "runs")
     number, place = 1, regular_files.folder(results.absolute(), where, *below.parts)
     while (place / str(number)).exists():
         number += 1

@@ -39,13 +39,8 @@ _FIELDS: lifecycle.Fields = {
     **dict.fromkeys(("axes", "versions", "machine", "config", "config.engine"), dict),
     **dict.fromkeys(("seed", "training_version", "config.steps", "config.updates_per_rollout"), int),
     **dict.fromkeys(("machine.cpu", "config.device"), str),
-    "wall_seconds": (int, float),
-}
-# The suite's own runs have these too; a log of another trainer may lack them, not give them another type.
-_FIELDS_OF_OURS: lifecycle.Fields = {
-    "config.rollout.prompts": int,
-    "config.rollout.responses": int,
-    "config.optimizer.learning_rate": (int, float),
+    **dict.fromkeys(("config.rollout.prompts", "config.rollout.responses"), int),
+    **dict.fromkeys(("config.optimizer.learning_rate", "wall_seconds"), (int, float)),
 }
 # Fields of facts that may be null.
 _OR_NULL = {"revision.commit": str, "revision.changed": bool, "diverged.reason": str, "diverged.step": int}
@@ -92,10 +87,8 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 def _wrong(facts: dict[str, Any]) -> str | None:
     """Return the first fact beyond ``_FIELDS`` that is not as a run writes it."""
-    needed = {} if facts.get("origin") else _FIELDS_OF_OURS
-    for place, kind in {**_FIELDS_OF_OURS, **_MAY_HAVE}.items():
-        value = at(facts, place)
-        if not lifecycle.is_a(value, kind) and (value is not None or place in needed):
+    for place, kind in _MAY_HAVE.items():
+        if (value := at(facts, place)) is not None and not lifecycle.is_a(value, kind):
             return place
     for place, kind in _OR_NULL.items():
         name = place.partition(".")[0]
@@ -182,8 +175,8 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
     Raises ConfigError if it holds a run of another config or, without ``may_redo``, a run that other code has ended.
     """
     state = read_state(run.folder)
-    now = {"config_hash": run.config_hash, "config": run.plain}
-    lifecycle.refuse(run.folder, state.facts or None, now, may_redo or not state.has_ended)
+    if state.facts:
+        lifecycle.refuse(run, state.facts, may_redo or not state.has_ended)
     return state
 
 
@@ -418,20 +411,16 @@ class Record:
         self.run |= facts | {"wall_seconds": round(self._seconds_before + seconds, 3)}
         atomic_files.write_json(self.folder / "run.json", self.run)
 
-    def end(self, diverged: dict[str, Any] | None, whole: "Mapping[str, pa.Table] | None" = None, **facts: Any) -> None:
+    def end(self, diverged: dict[str, Any] | None, **facts: Any) -> None:
         """Turn the rows into parquet, write the status, and delete the files that only a resume needs.
 
         ``diverged``: reason, step and update of a collapse or of a number that is not finite; None for neither.
-        ``whole`` are tables, or the columns of them that have values, that were not appended row by row.
         """
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         checksums = {}
         for table in columns.TABLES:
             path, arrow = self.folder / f"{table}.parquet", _to_arrow(_read_rows(self.folder, table), table)
-            if whole and table in whole:
-                arrow = pa.concat_tables([arrow, whole[table]], promote_options="default")  # it may lack columns
             atomic_files.write(path, partial(pq.write_table, arrow))
             checksums[table] = checksum(path)
         self.run["tables"] = checksums

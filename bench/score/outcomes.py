@@ -50,7 +50,7 @@ def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
     """Return the outcomes (``standard.COLUMNS``) of those of ``runs`` that have ended, under the label ``loss``."""
     folders = {str(run.folder) for run in runs}
     ended = archive.ended_runs(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
-    own = ended[ended["origin"] == ""]  # an imported run is not the suite's, wherever it lies
+    own = ended[ended["origin"] == ""]  # another trainer's run is not the suite's, wherever it lies
     ours = own[own["folder"].map(lambda folder: str(Path(folder).absolute()) in folders).astype(bool)]
     return of_steps(archive.steps(ours), dial, loss) if len(ours) else pd.DataFrame(columns=list(COLUMNS))
 

@@ -1,4 +1,4 @@
-"""Statistics over seeds: estimates with intervals, comparisons, survival, and the rule of collapse.
+"""Statistics over seeds: estimates with intervals, comparisons, and the rule of collapse.
 
 Numbers and tables by seed come in; estimates with n come out. This folder imports no other folder of the suite.
 """

@@ -149,12 +149,12 @@ def _streaks(seen: np.ndarray) -> np.ndarray:
     return total - np.maximum.accumulate(np.where(seen, 0, total))
 
 
-def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
+def judged(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Judge every run again: ``runs`` with the columns collapsed_step, collapsed_reason, judged_until, falling_since.
 
-    ``runs`` and ``steps`` are the tables of ``archive``. Without ``rule`` each run is judged by the
-    numbers of its own config (its column ``collapse_rule``). The event *not finite* is taken from the run's record,
-    because archived tables drop numbers that are not finite.
+    ``runs`` and ``steps`` are the tables of ``archive``. Each run is judged by the numbers of its own config (its
+    column ``collapse_rule``). The event *not finite* is taken from the run's record, because archived tables drop
+    numbers that are not finite.
     """
     import numpy as np
     import pandas as pd
@@ -170,8 +170,8 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
         its = places.get((run["arm"], run["seed"]), np.empty(0, int))
         if run.get("diverged_reason") == "not finite":
             finite[its[number[its] == run["diverged_step"]], FINITE.index("reward")] = np.nan
-        of_run = rule or Rule.from_text(run["collapse_rule"])
-        judgement = _judge(number[its], finite[its], of_run, int(run["updates_per_rollout"]))
+        rule = Rule.from_text(run["collapse_rule"])
+        judgement = _judge(number[its], finite[its], rule, int(run["updates_per_rollout"]))
         collapse = judgement.collapse or Collapse(0, "")
         rows.append((collapse.step or np.nan, collapse.reason, judgement.until, judgement.falling_since or np.nan))
     verdicts = pd.DataFrame(rows, columns=list(JUDGED), index=runs.index)

@@ -205,27 +205,6 @@ def _clopper(successes: float, n: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], bounds: Bounds | None = None) -> Estimate:
-    """Return Σ numerators / Σ denominators over clusters, with the t interval of a ratio estimator (Cochran 1977, 6.4).
-
-    A cluster is what can be taken as independent of the others (a prompt with its responses); its numbers within
-    depend on each other. A mean over tokens is such a ratio: sums of values over counts of tokens. ``bounds`` are the
-    ends of what the ratio can be, as in ``over_seeds``. nan if the denominators add up to 0; the estimate's ``n`` is
-    the number of clusters, and there is no interval below three, nor for a ratio at an end.
-    """
-    tops_C, bottoms_C = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
-    clusters, total = len(tops_C), float(bottoms_C.sum())
-    if not total:
-        return Estimate(np.nan, np.nan, np.nan, clusters)
-    ratio = float(tops_C.sum() / total)
-    if clusters < MIN_FOR_INTERVAL or (bounds is not None and ratio in bounds):
-        return Estimate(ratio, np.nan, np.nan, clusters)
-    residuals_C = tops_C - ratio * bottoms_C
-    error = np.sqrt(clusters / (clusters - 1) * (residuals_C @ residuals_C)) / abs(total)
-    half = t_quantile(LEVEL, clusters - 1) * float(error)
-    return Estimate(ratio, *within(ratio, half, bounds), clusters)
-
-
 def curves(
     steps: pd.DataFrame, metric: str, window: int = 1, log: bool = False, bounds: Bounds | None = None
 ) -> pd.DataFrame:

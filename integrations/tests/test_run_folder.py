@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from steadymoe.bench.runs import record
-from steadymoe.integrations import run_folder
+from steadymoe.integrations.trl import run_folder
 
 NAMES = {"trainer": "trl", "experiment": "mine", "algorithm": "grpo", "model": "micro", "task": "chain"}
 NAMES |= {"correction": "none", "routing": "off", "engine": "exact"}

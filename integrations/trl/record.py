@@ -13,9 +13,9 @@ from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training import token_metrics
 from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows
 from steadymoe.bench.training.probes import UpdateProbe
-from steadymoe.integrations.run_folder import LiveRecord
 from steadymoe.integrations.trl import moments
 from steadymoe.integrations.trl.moments import Moments
+from steadymoe.integrations.trl.run_folder import LiveRecord
 from steadymoe.models import build
 
 

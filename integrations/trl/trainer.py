@@ -27,8 +27,7 @@ from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training.forward import Sequences
 from steadymoe.bench.training.probes import UpdateProbe
-from steadymoe.integrations import run_folder
-from steadymoe.integrations.trl import moments
+from steadymoe.integrations.trl import moments, run_folder
 from steadymoe.integrations.trl import settings as trl_settings
 from steadymoe.integrations.trl.moments import Moments, Routes
 from steadymoe.integrations.trl.record import Steps, gathered

@@ -11,7 +11,7 @@ from small_figures import arms, data, long_table, said, shown
 
 from steadymoe import conf
 from steadymoe.bench.report import figures, tables, write
-from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
+from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, style
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.training import columns
 
@@ -106,18 +106,6 @@ def stale(grow: bool) -> list[dict[str, object]]:
     return [each | {"prompts": 4 * each["updates_per_rollout"] if grow else 32} for each in made]  # type: ignore[operator]
 
 
-def test_each_staleness_has_a_row_of_panels() -> None:
-    metrics = ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
-    values = {name: lambda arm, seed, at=at: at * arm["updates_per_rollout"] for at, name in enumerate(metrics, 1)}
-    figure = curves.staleness_panels(long_table(values, stale(grow=True), seeds=10))
-    assert len(figure.axes) == 8
-    for block, updates in enumerate((4, 8)):
-        for panel, metric in enumerate(metrics, 1):
-            line = shown(figure, 4 * block + panel - 1)["gspo"]
-            np.testing.assert_allclose(line, [panel * updates] * 2, err_msg=metric)
-    assert [axis.get_title(loc="left") for axis in figure.axes[::4]] == [f"N = {n} updates per rollout" for n in (4, 8)]
-
-
 @pytest.mark.parametrize("grow", [True, False])
 def test_staleness_grid_has_a_panel_per_method_and_a_line_per_staleness(grow: bool) -> None:
     steps = long_table({"reward": lambda arm, seed: 0.1 * arm["updates_per_rollout"]}, stale(grow), seeds=10)
@@ -134,16 +122,6 @@ def test_staleness_grid_has_a_panel_per_method_and_a_line_per_staleness(grow: bo
     assert "Neither" in style.design(neither)
     assert style.design(neither[:1]) == ""
     assert len({line.get_color() for line in figure.axes[0].lines}) == 2
-
-
-def test_survival_steps_down_and_counts_the_collapsed() -> None:
-    rows = {"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": [1.0, 0.3, 0.3], "high": [1.0, 0.8, 0.8], "n": 10}
-    grpo, gspo = pd.DataFrame(rows), pd.DataFrame(rows | {"survival": 1.0})
-    found = pd.concat([grpo.assign(arm="grpo", collapsed=4), gspo.assign(arm="gspo", collapsed=0)])
-    figure = stability.survival(found, pd.DataFrame({"arm": ["grpo", "gspo"], "algorithm": ["grpo", "gspo"]}))
-    assert shown(figure, 0) == {"grpo: 4 of 10 collapsed": [1.0, 0.6, 0.6], "gspo: 0 of 10 collapsed": [1.0, 1.0, 1.0]}
-    assert figure.axes[0].lines[0].get_drawstyle() == "steps-post"
-    assert figure.numbers["low"].tolist()[:3] == [1.0, 0.3, 0.3]
 
 
 def test_distributions_are_shares_of_all_counts() -> None:
@@ -166,17 +144,6 @@ def test_distributions_are_shares_of_all_counts() -> None:
     assert "n = 2" in said(figure)
 
 
-def test_best_and_last_are_per_seed_with_the_widest_fall_on_top() -> None:
-    def falls(arm: dict[str, float], seed: int) -> float:
-        drop = 0.4 if arm["algorithm"] == "grpo" else 0.1
-        return 0.8 + 0.01 * seed - drop * (arm["step"] > 10)
-
-    figure = points.best_last(long_table({"reward": falls}, COMPARED, steps=20))
-    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["gspo", "grpo"]
-    numbers = figure.numbers.set_index(["series", "panel"])["mean"]
-    np.testing.assert_allclose(numbers[[("grpo", "best"), ("grpo", "last"), ("gspo", "last")]], [0.81, 0.41, 0.71])
-
-
 def test_drift_is_drawn_against_each_varying_axis() -> None:
     grid = arms(updates_per_rollout=[2, 4, 8], learning_rate=[1e-4, 2e-4, 4e-4], moe_layers=[2, 4, 8])
     grid = [each | {"prompts": 4 * each["updates_per_rollout"]} for each in grid]  # type: ignore[operator]
@@ -192,22 +159,6 @@ def test_drift_is_drawn_against_each_varying_axis() -> None:
     assert "Mini-batch fixed at 4 prompts" in said(figure)
     alone = long_table({"expert_change_rate": rate}, [each for each in grid if each["moe_layers"] == 4])
     assert len(routing.drift(alone).axes) == 2
-
-
-def test_frontier_follows_the_highest_stable_cells() -> None:
-    rows = arms(arm=["grpo", "gspo"], x=[1e-4, 1e-3], y=[2, 4, 8])
-    grid = pd.DataFrame(rows).assign(stable=1.0, n=3)
-    grid.loc[(grid["arm"] == "grpo") & (grid["x"] == 1e-3) & (grid["y"] > 2), "stable"] = 0.0
-    line = pd.DataFrame({"arm": ["grpo", "grpo", "gspo", "gspo"], "x": [1e-4, 1e-3] * 2, "y": [8.0, 2.0, 8.0, 8.0]})
-    line.loc[1, "y"] = np.sqrt(8)  # half-way between two and four
-    steps = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "prompts": [8, 16, 32]})
-    figure = stability.frontier(grid, line, steps)
-    grpo, gspo, _ = figure.axes
-    np.testing.assert_allclose(grpo.patches[0].get_data().values, [2.5, 0.5])
-    np.testing.assert_allclose(gspo.patches[0].get_data().values, [2.5, 2.5])
-    np.testing.assert_allclose(grpo.images[0].get_array(), [[1, 1], [1, 0], [1, 0]])
-    assert [tick.get_text() for tick in grpo.get_yticklabels()] == ["2", "4", "8"]
-    assert "Mini-batch fixed at 4 prompts" in said(figure)
 
 
 DOSES = arms(algorithm=["grpo", "gspo"], routing=["off", "r3"], engine=["router_noise"], strength=[0.0, 0.5, 2.0])
@@ -250,12 +201,12 @@ def test_dose_response_below_ten_seeds_shows_each_seed() -> None:
     assert "interval" not in said(figure)
 
 
-@pytest.mark.parametrize("draw", [curves.overview, curves.mismatch, curves.replay, curves.reward_compute])
+@pytest.mark.parametrize("draw", [curves.overview, curves.replay, curves.reward_compute])
 def test_curves_below_ten_seeds_show_each_seed_without_a_band(draw: Any) -> None:
     def value(arm: dict[str, float], seed: int) -> float:
         return 0.3 + 0.1 * seed + 0.02 * (seed + 1) * (arm["algorithm"] == "gspo")
 
-    metrics = ("reward", "eval_accuracy", "rollout_kl_k3", "token_ratio_variance", "tokens_sampled")
+    metrics = ("reward", "eval_accuracy", "token_ratio_variance", "tokens_sampled")
     few = draw(long_table(dict.fromkeys(metrics, value), COMPARED))
     assert all(not axis.collections for axis in few.axes)
     label = few.axes[0].get_ylabel()
@@ -270,7 +221,7 @@ def test_curves_below_ten_seeds_show_each_seed_without_a_band(draw: Any) -> None
 
 
 def test_curves_from_ten_seeds_on_have_a_band() -> None:
-    figure = curves.mismatch(long_table({"reward": reward, "rollout_kl_k3": reward}, COMPARED, seeds=10))
+    figure = curves.replay(long_table({"reward": reward, "token_ratio_variance": reward}, COMPARED, seeds=10))
     assert [len(axis.collections) for axis in figure.axes] == [len(axis.lines) for axis in figure.axes] == [2, 2]
     assert "shaded: nominal 95 %" in said(figure)
 
@@ -311,9 +262,9 @@ def test_every_shipped_algorithm_has_a_unique_look() -> None:
     assert len(set(of_lines)) == len(rows)
     assert len({(each.colour, each.marker) for each in (looks.of_algorithm(name) for name in _CONFUSED)}) == 3
     assert all(looks.of_algorithm(f"mine{number}") not in of_lines for number in range(100))
-    values = {"reward": reward, "token_ratio_variance": reward, "rollout_kl_k3": reward}
+    values = {"reward": reward, "token_ratio_variance": reward}
     for others in (["cispo", "gspo"], ["gspo", "reinforce", "vespo"]):
-        figure = curves.mismatch(long_table(values, arms(algorithm=others)))
+        figure = curves.replay(long_table(values, arms(algorithm=others)))
         line = next(each for each in figure.axes[0].lines if each.get_label() == "gspo")
         assert (line.get_color(), line.get_linestyle()) == (looks.COLOURS[1], "--")
 
@@ -336,8 +287,8 @@ def test_ticks_share_one_notation_and_steps_are_whole() -> None:
     assert style.numbers([4e-4, 1.6e-3]) == ["4e-4", "1.6e-3"]
     assert style.numbers([0, 0.01, 10, -2.5]) == ["0", "0.01", "10", "−2.5"]
     assert style.numbers([10.0**power for power in (-6, 0, 1)]) == ["1e-6", "1e0", "1e1"]
-    steps = long_table({"reward": reward, "rollout_kl_k3": lambda arm, seed: 10.0 ** -(seed + 1)}, COMPARED, steps=3)
-    figure = curves.mismatch(steps)
+    values = {"reward": reward, "token_ratio_variance": lambda arm, seed: 10.0 ** -(seed + 1)}
+    figure = curves.replay(long_table(values, COMPARED, steps=3))
     figure.draw_without_rendering()
     for axis in figure.axes:
         assert not any("$" in label.get_text() for label in [*axis.get_xticklabels(), *axis.get_yticklabels()])
@@ -373,77 +324,6 @@ def test_attribution_at_one_depth_is_drawn_against_experts() -> None:
     assert shown(routing.attribution(long_table(unchanged, arms(moe_layers=[2, 4]))), 1) == {}
 
 
-def test_gain_map_shows_last_minus_first_reward() -> None:
-    made = arms(learning_rate=[1e-4, 1e-3], updates_per_rollout=[4, 16])
-    for each in made:
-        given = [key for key, own in (("learning_rate", 1e-3), ("updates_per_rollout", 16)) if each[key] != own]
-        each["axes"] = ",".join(f"{key}={each[key]}" for key in given)
-    made.append(made[3] | {"algorithm": "gspo"})
-
-    def reward(arm: dict[str, float], seed: int) -> float:
-        updates = arm["step"] * arm["updates_per_rollout"]
-        late = updates > 20 * arm["updates_per_rollout"] - 48  # the last 48 updates of the 20 steps
-        return 10.0 * (not late) + 100 * arm["learning_rate"] + 0.01 * arm["updates_per_rollout"] - 0.1 * seed
-
-    steps = long_table({"reward": reward}, made, steps=20)
-    start = long_table({"eval_accuracy": lambda arm, seed: 0.02}, made, steps=1).assign(step=0)
-    figure = stability.gain_map(pd.concat([start, steps]))
-    of_grpo, of_gspo = figure.axes[:2]
-    assert [axis.get_title() for axis in (of_grpo, of_gspo)] == ["grpo", "gspo"]
-    assert [text.get_text() for text in of_grpo.texts] == ["−0.07", "+0.02", "+0.05", "+0.14"]
-    np.testing.assert_allclose(figure.numbers.query("series == 'grpo'")["mean"], [-0.07, 0.05, 0.02, 0.14])
-    assert [text.get_text() for text in of_gspo.texts] == ["–", "–", "–", "+0.14"]
-    assert [patch.get_xy() for patch in of_grpo.patches] == [(0.5, 0.5)]
-
-
-def tail_tokens(arm: str, log_ratios: list[float]) -> pd.DataFrame:
-    """Tokens of which the first has its old route; with the old routes forced, each moves a tenth as far."""
-    tokens = pd.DataFrame({"log_ratio": log_ratios}).assign(arm=arm, seed=0, layers_changed=1, entropy=0.5)
-    tokens.loc[0, "layers_changed"] = 0
-    return tokens.assign(log_ratio_pinned=tokens["log_ratio"] / 10)
-
-
-def test_tail_is_split_by_routes_and_shows_the_largest_tokens() -> None:
-    values = {
-        "log_ratio_moment_top": lambda arm, seed: 0.5 + 0.1 * seed,
-        "log_ratio_moment_top_changed": lambda arm, seed: 0.4,
-        "log_ratio_moment_free": lambda arm, seed: 1.9,  # 0.3 · 4 + 0.7 · 1: the routes of 30 % of tokens changed
-        "log_ratio_moment_changed": lambda arm, seed: 4.0,
-        "log_ratio_moment_unchanged": lambda arm, seed: 1.0,
-    }
-    moe = long_table(values, arms(algorithm=["grpo", "gspo"], task=["sort"]))
-    dense = long_table({"reward": reward}, arms(algorithm=["grpo"], model=["dense_micro"]), seeds=5)
-    tails = pd.concat([tail_tokens("grpo sort", [-2.0, 0.1]), tail_tokens("gspo sort", [3.0, -5.0, *[0.01] * 120])])
-    figure = routing.tail(pd.concat([moe, dense]), tails)
-    bars, tokens = figure.axes
-    assert [tick.get_text() for tick in bars.get_yticklabels()] == ["grpo", "gspo"], "no dense arm, no shared word"
-    np.testing.assert_allclose([(bar.get_x(), bar.get_width()) for bar in bars.patches], [(0, 0.4), (0.4, 0.2)] * 2)
-    numbers = figure.numbers.set_index("panel")
-    np.testing.assert_allclose(numbers.loc["all tokens with a changed route", "mean"], 0.3)
-    (tick, *_) = (line for line in bars.lines if line.get_marker() == "|")
-    np.testing.assert_allclose(tick.get_xdata(), 0.3 * 0.6)
-    whole = estimates.over_seeds([0.5, 0.6, 0.7], bounds=(0.0, 1.0))
-    np.testing.assert_allclose(numbers.loc["log_ratio_moment_top", ["low", "high"]], [[whole.low, whole.high]] * 2)
-    pinned_of_changed, changed, pinned_of_others, others = (line.get_ydata() for line in tokens.lines[:4])
-    assert sorted(np.abs(others)) == [2.0, 3.0]
-    np.testing.assert_allclose(np.abs(changed)[:3], [5, 0.1, 0.01])
-    assert len(changed) + len(others) == 100
-    np.testing.assert_allclose(pinned_of_changed, changed / 10)
-    np.testing.assert_allclose(pinned_of_others, others / 10)
-    assert "the routes of 98 changed" in said(figure)
-
-
-def test_tail_of_one_seed_has_no_interval() -> None:
-    names = ("free", "top", "unchanged")
-    values = {f"log_ratio_moment_{name}": lambda arm, seed: 0.5 for name in names}
-    values["log_ratio_moment_top_changed"] = lambda arm, seed: 0.0
-    figure = routing.tail(long_table(values, arms(algorithm=["grpo"]), seeds=1), tail_tokens("grpo", [0.2]))
-    numbers = figure.numbers.set_index("panel")
-    assert numbers.loc["all tokens with a changed route", "mean"] == 0.0
-    assert numbers["low"].isna().all()
-    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["grpo"]
-
-
 # What is missing
 
 
@@ -451,9 +331,8 @@ def test_figure_says_what_it_lacks_and_unknown_names_get_a_hint() -> None:
     steps = long_table({"reward": reward}, COMPARED)
     found = {"steps": steps, "histograms": pd.DataFrame()}
     assert FIGURES["fig14"].lacks(found) == "runs with 2 values of strength"
-    assert FIGURES["fig07"].lacks(found) == "runs that record rollout_kl_k3"
+    assert FIGURES["fig02"].lacks(found) == "runs that record clip_fraction"
     assert FIGURES["fig08"].lacks(found) == "the table histograms"
-    assert FIGURES["fig06"].lacks(found) == "the table survival_curves"
     assert FIGURES["fig01"].lacks(found) is None
     many = long_table({"reward": reward}, arms(algorithm=[f"a{k}" for k in range(9)]))
     assert FIGURES["overview"].lacks({"steps": many}) is None
@@ -527,7 +406,7 @@ def test_model_table_has_sizes_and_estimates() -> None:
     assert tables.models(steps, runs[runs["model"] != "olmoe_micro"]).empty
 
 
-@pytest.mark.parametrize(("name", "is_logarithmic"), [("fig01", False), ("fig03", True), ("fig07", True)])
+@pytest.mark.parametrize(("name", "is_logarithmic"), [("fig01", False), ("fig03", True)])
 def test_caption_names_the_geometric_mean_on_a_logarithmic_axis(name: str, is_logarithmic: bool) -> None:
     figure = FIGURES[name].figure(data(name, ["grpo", "gspo"]))
     assert ("geometric" in said(figure)) is is_logarithmic

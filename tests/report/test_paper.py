@@ -151,7 +151,7 @@ def test_overview_stacks_its_panels_on_a_narrow_screen(folder: Path, monkeypatch
     assert len(re.findall(r'<source media="\(max-width: 40rem\)" srcset="data:image/svg', page)) == 1
     assert "Mean over seeds" in page  # the caption is on the page, as it is in no image
     with paper.used(Paper(columns=1, stacked=True)):
-        figure = FIGURES["overview"].figure(report_page.with_derived(archive.load(RECORDED, "small"), ("steps",)))
+        figure = FIGURES["overview"].figure(archive.load(RECORDED, "small"))
     figure.draw_without_rendering()
     boxes = [axis.get_window_extent() for axis in figure.axes]
     assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))

@@ -98,7 +98,8 @@ def test_summary_matches_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> No
     summary = tables.summary(steps, runs).set_index("arm")
     assert summary["n"].tolist() == [3, 3, 3]
     assert summary["collapsed"].isna().all()  # 24 gradient updates are too few to say
-    judged = tables.summary(steps, collapse.judged(runs, steps, collapse.Rule(window_updates=4, patience_updates=6)))
+    rule = collapse.Rule(window_updates=4, patience_updates=6).text()
+    judged = tables.summary(steps, collapse.judged(runs.assign(collapse_rule=rule), steps))
     assert judged["collapsed"].tolist() == judged["falling"].tolist() == [0, 0, 0]
     finals = [
         record.read_table(Path(folder), "steps")["reward"].tail(5).mean()
@@ -110,12 +111,12 @@ def test_summary_matches_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> No
     np.testing.assert_allclose(numbers.loc[1, "final reward mean"], np.mean(finals))
 
 
-DRAWN = ["overview", "fig01", "fig02", "fig09"]  # what runs of three algorithms have the data for
+DRAWN = ["overview", "fig01", "fig02"]  # what runs of three algorithms have the data for
 
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, pd.DataFrame]:
-    return report_page.with_derived(archive.load(RECORDED, "small"))
+    return archive.load(RECORDED, "small")
 
 
 def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
@@ -125,7 +126,7 @@ def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.D
     evaluations = record.read_table(Path(first["folder"]), "evaluations")
     ours = accuracy[(accuracy["arm"] == first["arm"]) & (accuracy["seed"] == first["seed"]) & (accuracy["step"] == 0)]
     np.testing.assert_allclose(ours["value"], evaluations.loc[evaluations["step"] == 0, "score"].mean())
-    figure = FIGURES["fig01"].figure(report_page.with_derived(archive.load(RECORDED, "small"), ()))
+    figure = FIGURES["fig01"].figure(archive.load(RECORDED, "small"))
     held_out = figure.numbers[figure.numbers["panel"] == "held-out accuracy"]
     assert (held_out.groupby("series")["x"].min() == 0).all()  # nothing is spent before the first step
 
@@ -289,11 +290,21 @@ def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
     steps = pd.concat(parts, ignore_index=True)
     runs = steps[["arm", "seed"]].drop_duplicates().assign(status="finished", judged_until=30, falling_since=np.nan)
     runs["collapsed_step"] = [3.0 if arm == "lost" else np.nan for arm in runs["arm"]]
-    runs["updates_per_rollout"], runs["responses"] = 1, 8
     answers = pd.DataFrame(columns=["arm", "seed", "prompt", "score"])
     made = {"leaderboard": tables.leaderboard(steps, runs), "summary": tables.summary(steps, runs)}
-    made["head_to_head"] = tables.head_to_head(steps, runs, answers)
+    made["head_to_head"] = tables.head_to_head(steps, answers)
     return {kind: (table, "") for kind, table in made.items() if not table.empty}
+
+
+def test_summary_counts_collapses_and_has_their_median_step() -> None:
+    steps = pd.concat([curve_table({seed: [0.5] * 40 for seed in range(4)}).assign(arm=arm) for arm in "ab"])
+    runs = steps[["arm", "seed"]].drop_duplicates().assign(judged_until=31, falling_since=np.nan)
+    runs["collapsed_step"] = [10, 20, np.nan, np.nan, *[np.nan] * 4]
+    runs.loc[runs["seed"] == 2, "falling_since"] = 35.0
+    summary = tables.summary(steps, runs).set_index("arm")[["n", "collapsed", "median collapse step", "falling"]]
+    np.testing.assert_array_equal(summary.loc[["a", "b"]], [[4, 2, 15, 1], [4, 0, np.nan, 1]])
+    short = runs.assign(judged_until=0, collapsed_step=np.nan)
+    assert tables.summary(steps, short)["collapsed"].isna().all()
 
 
 def test_headline_names_the_leader_the_decision_and_collapses() -> None:

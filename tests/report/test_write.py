@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.report import write
-from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support.errors import UserError
 
@@ -17,7 +16,6 @@ ROWS = pd.DataFrame(
         "arm_a": ["50 % & more", r"a|b~c^d {e} $f# π²" + "\n<b>"],
         "n": [1, 2],
         "reward": [Estimate(0.5, 0.4, 0.6, 3), Estimate(np.nan, np.nan, np.nan, 0)],
-        "cost": [CostRatio(2.0, 1.0, 3.0, 3, "at least", 1), CostRatio(1.0, 0.5, 2.0, 3)],
     }
 )
 
@@ -26,7 +24,6 @@ def test_csv_has_each_number_in_its_own_column() -> None:
     first = write.to_numbers(ROWS).iloc[0].to_dict()
     assert first["arm_a"] == "50 % & more"
     assert [first[f"reward {part}"] for part in ("mean", "low", "high", "n")] == [0.5, 0.4, 0.6, 3]
-    assert [first["cost mean"], first["cost bound"]] == [2.0, "at least"]
     assert write.to_numbers(ROWS[:0]).empty
 
 
@@ -43,19 +40,19 @@ def test_a_cell_without_an_estimate_stays_empty() -> None:
 
 def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
     line = write.to_markdown(ROWS).splitlines()[-1]
-    assert line.count(" | ") == 3
+    assert line.count(" | ") == 2
     assert r"a\|b\~c^d {e} $f# π²\\n\<b>" in line
     latex = write.to_latex(ROWS, "of 100 %")
-    assert r"\begin{tabular}{lrrr}" in latex
+    assert r"\begin{tabular}{lrr}" in latex
     rows = [text for text in latex.splitlines() if text.endswith(r"\\")]
-    assert all(len(re.findall(r"(?<!\\)&", row)) == 3 for row in rows)
+    assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
     assert r"arm\_a" in rows[0]
     assert rows[1].startswith(r"50 \% \& more & 1 & 0.5 [0.4, 0.6]")
     assert r"a\textbar{}b\textasciitilde{}c\textasciicircum{}d \{e\} \$f\# $\pi$$^2$" in rows[2]
     assert r"\caption{of 100 \%}" in latex
     cells = write._cells(ROWS)
-    assert [cell["number"] for cell in cells[0]] == ["", 1, 0.5, 2.0]
-    assert [cell["number"] for cell in cells[1]] == ["", 2, "", 1.0]
+    assert [cell["number"] for cell in cells[0]] == ["", 1, 0.5]
+    assert [cell["number"] for cell in cells[1]] == ["", 2, ""]
 
 
 def test_multiples_sort_by_their_number() -> None:

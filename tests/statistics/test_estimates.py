@@ -20,34 +20,6 @@ def coverage(found: list[estimates.Estimate], truth: float) -> float:
     return float(np.mean([each.low <= truth <= each.high for each in found]))
 
 
-# --- means over clusters -----------------------------------------------------------------------------
-
-
-def test_ratio_of_sums_weights_clusters_and_covers_the_truth() -> None:
-    assert estimates.ratio_of_sums([1.0, 0.0, 8.0], [1.0, 1.0, 10.0]).mean == pytest.approx(9 / 12)
-    generator = np.random.default_rng(0)
-    found = []
-    for _ in range(300):
-        tokens = generator.integers(5, 30, 24)
-        hits = [generator.binomial(count, generator.beta(2, 6)) for count in tokens]  # tokens of a cluster are alike
-        found.append(estimates.ratio_of_sums(hits, tokens.tolist(), bounds=(0.0, 1.0)))
-    assert 0.91 <= coverage(found, 2 / 8) <= 0.98
-
-
-def test_ratio_without_spread_or_three_clusters_has_no_interval() -> None:
-    for found in (
-        estimates.ratio_of_sums([0.0, 0.0, 0.0], [4.0, 5.0, 6.0], bounds=(0.0, 1.0)),
-        estimates.ratio_of_sums([1.0, 2.0], [4.0, 5.0]),
-    ):
-        assert np.isnan([found.low, found.high]).all()
-        assert not np.isnan(found.mean)
-    assert np.isnan(estimates.ratio_of_sums([], []).mean)
-    assert estimates.ratio_of_sums([], []).n == 0
-    values = [0.2, 0.5, 0.1, 0.7, 0.4]  # clusters of one size are as seeds
-    found = estimates.ratio_of_sums([3 * each for each in values], [3.0] * 5)
-    assert vars(found) == pytest.approx(vars(estimates.mean_over_seeds(values)))
-
-
 # --- the mean over seeds -----------------------------------------------------------------------------
 
 
@@ -87,7 +59,6 @@ def test_equal_seeds_have_no_interval(number: float, n: int) -> None:
             estimates.mean_over_seeds(values),
             estimates.over_seeds(values, bounds=estimates.DIFFERENCE),
             estimates.over_seeds([abs(value) for value in values], log=True),
-            estimates.ratio_of_sums(values, [1.0] * n),
             comparisons.paired_difference(pd.Series(values), pd.Series([2 * value for value in values])),
             comparisons.ratio_of_means(pd.Series(values).abs(), pd.Series(range(1, n + 1)) * 0 + 0.3).estimate,
             comparisons.ratio_of_means(pd.Series(range(1, n + 1)) * 0.3, pd.Series(range(1, n + 1)) * 0.1).estimate,
@@ -479,3 +450,32 @@ def test_spread_interval_covers_19_of_20_samples() -> None:
         low, high = comparisons.paired_spread(pd.Series(sample), pd.Series(np.zeros(4))).ends()
         held += low.deviation < 2 < high.deviation
     assert held / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def answers(*scores: list[float]) -> pd.DataFrame:
+    rows = [
+        {"seed": seed, "prompt": f"{seed}:{number}", "score": score}
+        for seed, each in enumerate(scores)
+        for number, score in enumerate(each)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_win_rate_compares_the_same_prompts_and_averages_over_seeds() -> None:
+    a = answers([1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0])
+    b = answers([1, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 1])
+    found = comparisons.win_rate(a, b)
+    assert found.mean == pytest.approx((0 + 0.5 - 0.25) / 3)
+    assert found.n == 3
+    other = comparisons.win_rate(b.sample(frac=1, random_state=0), a)
+    np.testing.assert_allclose([other.mean, other.low, other.high], [-found.mean, -found.high, -found.low])
+    assert comparisons.win_rate(a, a).mean == 0.0
+
+
+def test_repeated_prompt_counts_once_and_other_prompts_are_refused() -> None:
+    a, b = answers([1, 0]), answers([0, 0])
+    twice = pd.concat([a, a[:1].assign(score=0.0)])  # 1 and 0: still better than 0
+    assert comparisons.win_rate(twice, b).mean == 0.5
+    with pytest.raises(ValueError, match="seed 0 differ"):
+        comparisons.win_rate(a[:1], b)
+    assert comparisons.win_rate(a.assign(seed=9), b).n == 0

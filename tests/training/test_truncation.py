@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from steadymoe.bench.audit import rollouts
 from steadymoe.bench.runs import compose, record
 from steadymoe.bench.runs.fits import memory_need
 from steadymoe.bench.training import token_metrics
-from steadymoe.bench.training.forward import forward
 from steadymoe.models.engine import Truncated
 
 # Short responses beside long ones, and distributions that are far from even.
@@ -124,17 +122,6 @@ def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, words: list[str]) -> No
     assert (abs(steps["rollout_ratio_mean"] - 1) < 1e-5).all() == replays
     assert (steps["rollout_kl_k3"] < 1e-8).all() == replays
     assert (steps["prompts_sampled"] > 4).any() == replays  # groups of several rollouts
-
-
-def test_audit_truncates_only_the_audited_rollout(tmp_path: Path) -> None:
-    made = trainer(tmp_path, *REPLAY)
-    audited, fresh = (rollouts.respond(made, ["1+1="], "audit", 0, 0, by_engine=each) for each in (True, False))
-    assert audited.kept_BTV is not None
-    assert fresh.kept_BTV is None
-    with torch.no_grad():
-        plain = forward(made.model, fresh.sequences, "fp32").logprobs_BT
-    mask_BT = fresh.sequences.response_mask_BT.bool()
-    assert_close(fresh.logprobs_BT[mask_BT], plain[mask_BT], atol=1e-4, rtol=0)
 
 
 def test_masks_count_towards_the_memory_bound(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench.report.figures import bearable, curves, looks, points, routing, stability, style
+from steadymoe.bench.report.figures import bearable, curves, looks, points, routing, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.support import external, processes
 from steadymoe.bench.support.errors import UserError
@@ -16,10 +16,6 @@ from steadymoe.bench.support.text import nearest, without_mathematics
 from steadymoe.bench.training import own_metrics
 
 __all__ = ["FIGURES", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "style"]
-
-
-# A figure that has left → where it is.
-_MOVED = dict.fromkeys(("fig13", "early_warning"), "early warnings are part of the study: claim 11 in study/claims.md")
 
 
 class CannotDraw(UserError):
@@ -35,7 +31,7 @@ class FigureSpec:
     draw: Callable[..., DataFigure]
     """Takes the tables ``takes``. The first paragraph of its docstring is the caption."""
     experiment: str
-    """A file of ``conf/experiment``, or a row of ``study/experiments.yaml``."""
+    """A file of ``conf/experiment``."""
     varies: tuple[str, ...] = ()
     """Columns with at least two values."""
     varies_one: tuple[str, ...] = ()
@@ -83,10 +79,6 @@ class FigureSpec:
         return self.draw(*(without_mathematics(data[name]) for name in self.takes))
 
 
-def _has_mismatch(steps: pd.DataFrame) -> str | None:
-    return "runs whose sampler differs from the trainer (engine=…)" if set(steps["engine"]) == {"exact"} else None
-
-
 def _has_one_engine(steps: pd.DataFrame) -> str | None:
     return None if len(set(steps["engine"]) - {"exact"}) == 1 else "runs of one engine, at several strengths"
 
@@ -103,12 +95,6 @@ def _has_twins(steps: pd.DataFrame) -> str | None:
     return None if (steps["experts"] > 0).nunique() == 2 else "runs of a model with experts and of one without"
 
 
-_STALE = ("updates_per_rollout",)
-_LINE, _ARM, _KL = ("algorithm", "routing", "correction"), ("arm",), ("reward", "rollout_kl_k3")
-_MOMENTS = ("log_ratio_moment_free", "log_ratio_moment_pinned")
-_TOP = ("log_ratio_moment_top", "log_ratio_moment_top_changed")
-_SURVIVAL, _FRONTIER = ("survival_curves", "steps"), ("frontier_grid", "frontier_line", "steps")
-_GRID = ("learning_rate", "updates_per_rollout")
 # fmt: off
 _LIST = [
     FigureSpec("overview", "overview", curves.overview, "quickstart", records=("reward",)),
@@ -116,26 +102,19 @@ _LIST = [
                varies=("arm", "algorithm"), records=("reward",)),
     FigureSpec("fig02", "clip_fraction", points.clip_fraction, "quickstart", records=("clip_fraction",)),
     FigureSpec("fig03", "replay", curves.replay, "replay", varies=("routing",), records=("reward",)),
-    FigureSpec("fig04", "staleness_panels", curves.staleness_panels, "minirl", varies=_STALE, records=_KL),
-    FigureSpec("fig05", "staleness_grid", curves.staleness_grid, "staleness", varies=(*_STALE, "algorithm")),
-    FigureSpec("fig06", "survival", stability.survival, "collapse", takes=_SURVIVAL),
-    FigureSpec("fig07", "mismatch", curves.mismatch, "mismatch",
-               varies=("arm", "algorithm"), records=_KL, rule=_has_mismatch),
+    FigureSpec("fig05", "staleness_grid", curves.staleness_grid, "staleness",
+               varies=("updates_per_rollout", "algorithm")),
     FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "twins",
                rule=_has_twins, takes=("histograms",)),
-    FigureSpec("fig09", "best_last", points.best_last, "best_last", varies=_ARM, records=("reward",)),
     FigureSpec("fig10", "drift", routing.drift, "drift",
                varies_one=tuple(routing.AXES), records=("expert_change_rate",)),
     FigureSpec("fig11", "attribution", routing.attribution, "attribution",
-               varies_one=tuple(routing.SIZES), records=_MOMENTS,
+               varies_one=tuple(routing.SIZES), records=("log_ratio_moment_free", "log_ratio_moment_pinned"),
                only=("algorithm", "routing", "engine", *routing.SIZES), rule=_has_one_model),
-    FigureSpec("fig12", "frontier", stability.frontier, "frontier", takes=_FRONTIER),
     FigureSpec("fig14", "dose_response", points.dose_response, "dose",
-               varies=("strength",), records=_KL, only=(*_LINE, "model", "strength"),
+               varies=("strength",), records=("reward", "rollout_kl_k3"),
+               only=("algorithm", "routing", "correction", "model", "strength"),
                rule=_has_one_engine),
-    FigureSpec("fig15", "gain_map", stability.gain_map, "frontier_stale",
-               varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),
-    FigureSpec("fig16", "tail", routing.tail, "routers", records=_TOP, takes=("steps", "tails")),
     FigureSpec("fig17", "bearable", bearable.drawn, "bearable", rule=bearable.lacks),
     FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own, needs_own=True),
     FigureSpec("fig19", "carry_over", bearable.carried, "optimizers", rule=bearable.lacks_settings),
@@ -179,8 +158,6 @@ def find(words: Sequence[str]) -> list[FigureSpec]:
     known = every()
     names = {spec.name: spec for spec in known.values()} | known
     for word in words:
-        if word in _MOVED:
-            raise CannotDraw(f"there is no figure {word!r} any more; {_MOVED[word]}")
         if word not in names:
             raise CannotDraw(f"there is no figure {word!r}; {nearest(word, list(names), '`steadymoe report --list`')}")
     return [names[word] for word in words]

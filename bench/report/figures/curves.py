@@ -21,7 +21,6 @@ from steadymoe.bench.training import columns
 MIN_CLIPPED = 1e-3
 _OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
 _LOGARITHMIC = {"token_ratio_variance", "rollout_kl_k3"}
-_STALE_LABELS = {"eval_accuracy": "held-out score", "rollout_kl_k3": columns.short("rollout_kl_k3")}
 _MAX_OWN = 8
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.MIN_LOG
@@ -70,11 +69,6 @@ def replay(steps: pd.DataFrame) -> DataFigure:
     return _column(steps, ("reward", "token_ratio_variance"))
 
 
-def mismatch(steps: pd.DataFrame) -> DataFigure:
-    """Reward above the mismatch of sampler and trainer; the mismatch grows before a collapse (DPPO, sanity figure)."""
-    return _column(steps, ("reward", "rollout_kl_k3"))
-
-
 def own_numbers(steps: pd.DataFrame) -> DataFigure:
     """The numbers that losses report and those of a user's own metrics, a panel for each of the first eight by name."""
     return _column(steps, own_metrics(steps)[:_MAX_OWN])
@@ -104,32 +98,6 @@ def _column(
         text = style.curves_caption(steps, not _LOGARITHMIC.isdisjoint(metrics), base)
         text += f" Δ at equal {x_label}." if x is not None and base is not None else ""
         return style.finish(figure, axes[0], text + style.unsmoothed(metrics) + style.covered(steps, metrics))
-
-
-def staleness_panels(steps: pd.DataFrame) -> DataFigure:
-    """Held-out score, sampler–trainer KL, reward and entropy, a row for each staleness (MiniRL, figures 2 to 4).
-
-    With few seeds a row below each shows the differences seed by seed.
-    """
-    steps = steps.assign(arm=tables.line_names(steps, ["routing", "correction"]))
-    lines, metrics = looks.of_lines(steps), ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
-    groups, base = looks.groups(lines), compared(steps, lines)
-    staleness, kinds = sorted(steps["updates_per_rollout"].unique()), 1 if base is None else 2
-    with style.figure_style():
-        rows, shared = kinds * len(staleness), "col" if base is None else "none"
-        figure, blocks = style.blocks(len(groups), len(metrics), 1.3, rows, sharex="row", sharey=shared)
-        for axes, group in zip(blocks, groups, strict=True):
-            for place, axis in enumerate(axes):
-                row, metric = place // len(metrics), metrics[place % len(metrics)]
-                updates, is_first = staleness[row // kinds], row % kinds == 0
-                label = _STALE_LABELS.get(metric) or columns.label(metric)
-                ours = steps[steps["updates_per_rollout"] == updates]
-                (curves if is_first else differences)(axis, ours, metric, group, panel=f"N = {updates:g}, {label}")
-                axis.set_ylabel(label if is_first else f"Δ {label}")
-                if is_first and metric == metrics[0]:
-                    axis.set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
-                axis.set_xlabel(axis.get_xlabel() if place >= len(axes) - len(metrics) else "")
-        return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + style.unsmoothed(metrics))
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
@@ -175,18 +143,17 @@ def curves(
     lines: dict[str, Look],
     x: pd.Series | None = None,
     panel: str = "",
-    smoothed_over: int | None = None,
 ) -> None:
     """Draw one line per arm of ``lines`` over steps, or over ``x`` (indexed by arm and step).
 
     A line has its interval from ten seeds on; below ten seeds every seed has a thin line. ``panel`` names the panel
-    among the figure's numbers, in place of the label of its y axis. ``smoothed_over`` steps; None: as the metric's
-    ``style.smoothed_over``. Variances and divergences have a logarithmic axis and geometric means.
+    among the figure's numbers, in place of the label of its y axis. Variances and divergences have a logarithmic
+    axis and geometric means.
     """
     log = metric in _LOGARITHMIC
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(columns.label(metric))
-    over = smoothed_over or style.smoothed_over(metric)
+    over = style.smoothed_over(metric)
     few_seeds, steps = style.few_seeds(steps), steps[steps["arm"].isin(lines)]
     means = estimates.curves(steps, metric, over, log, columns.bounds(metric))
     single = _seeds(steps, metric, log, over) if few_seeds else means.iloc[:0].assign(seed=0)

@@ -1,4 +1,4 @@
-"""Figures of one number per run: bars, dumbbells, and lines over an axis of the experiment."""
+"""Figures of one number per run: bars, and lines over an axis of the experiment."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from steadymoe.bench.report.figures.curves import MIN_CLIPPED, compared
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
-from steadymoe.bench.statistics.estimates import Bounds, Estimate
+from steadymoe.bench.statistics.estimates import Bounds
 from steadymoe.bench.training import columns
 
 # A divergence between sampler and trainer below this is rounding.
@@ -40,46 +40,6 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
         style.named_rows(axis, names, top_down=True)
         text = f"Bar: mean over steps and seeds ({style.seeds(steps)}); dots: seeds.{style.without_clip(steps)}"
         return style.finish(figure, None, text)
-
-
-def best_last(steps: pd.DataFrame) -> DataFigure:
-    """Best against last reward of each method, the widest fall on top (GEPO's columns Best and Last)."""
-    last, fall = (tables.run_numbers(steps, "reward", how, ["arm", "seed"]) for how in ("last", "fall"))
-    ends = {"best": last + fall, "last": last}
-    arms = (ends["best"] - last).groupby(level="arm").mean().sort_values(kind="stable").index
-    lines = looks.of_lines(steps)
-    base, few_seeds = compared(steps, lines), style.few_seeds(steps)
-    with style.figure_style():
-        width = style.ONE_COLUMN if base is None else style.TWO_COLUMNS
-        names = style.wrapped(arms)
-        figure, axes = style.panels(1, 1 if base is None else 2, 0.8 + style.height_of(names), width, sharey=True)
-        for row, arm in enumerate(arms):
-            look = lines[arm]
-            if few_seeds:
-                for place, (_, own) in enumerate(pd.DataFrame(ends).loc[arm].iterrows(), start=1):
-                    height = row + 0.6 * (place / (len(last[arm]) + 1) - 0.5)
-                    axes[0].plot(own, [height] * 2, ".-", color=look.colour, linewidth=0.5, markersize=1.5, alpha=0.7)
-            axes[0].plot([ends[name][arm].mean() for name in ends], [row, row], color=look.colour, linewidth=1.5)
-            for (name, values), up in zip(ends.items(), (0.16, -0.16), strict=True):
-                estimate = estimates.over_seeds(values[arm].tolist(), bounds=columns.bounds("reward"))
-                mark = Look(look.colour, look.dashes, "o" if name == "best" else "s")
-                style.dot(axes[0], arm, row, estimate, mark, name, name == "best", not few_seeds, up)
-            if base is not None:
-                apart = (last[arm] - last[base]).dropna()
-                axes[1].plot(apart, [row] * len(apart), "|", color=look.colour, markersize=5, alpha=0.8)
-                mean = Estimate(apart.mean(), float("nan"), float("nan"), len(apart))
-                style.dot(axes[1], f"{arm} − {base}", row, mean, Look(look.colour, "-", "s"), "Δ last", False, False)
-        for face, marker, name in (("white", "o", "best"), ("black", "s", "last")):
-            axes[0].plot([], [], marker, color="black", markerfacecolor=face, markersize=4.5, label=name)
-        style.named_rows(axes[0], names)
-        axes[0].set_xlabel(columns.label("reward"))
-        if base is not None:
-            axes[1].grid(visible=False, axis="y")
-            axes[1].axvline(0, color="#999999", linewidth=0.6, zorder=0)
-            axes[1].set_xlabel("Δ last reward")
-        number = f"best and last mean over {tables.LAST_STEPS} steps"
-        text = style.points_caption(steps, number, against=base, drawn="thin lines")
-        return style.finish(figure, axes[0], text)
 
 
 def dose_response(steps: pd.DataFrame) -> DataFigure:

@@ -9,16 +9,12 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.points import against
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.training import columns
 
 # Axis of figure 10 → its label.
 AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}
 # Axis of figure 11 → its label.
 SIZES = {"moe_layers": "MoE layers", "experts": "experts of a layer"}
-# Figure 16: the colours of tokens with a changed and an unchanged route, and how many tokens it shows.
-_CHANGED, _UNCHANGED = looks.COLOURS[1], looks.COLOURS[0]
-_LARGEST = 100
 
 
 def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
@@ -150,77 +146,3 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
                 style.ticks_at(axis, steps[x], log=x == "experts")
                 axis.set_xlabel(SIZES[x])
         return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))
-
-
-def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
-    """Where the tail of the token ratio comes from: the weight of 0.1 % of the tokens, and the largest tokens.
-
-    Left: the share of the second moment of the log-ratio in the 0.1 % of tokens that moved most, split by whether their
-    route changed in any layer. Right: the largest recorded tokens (the table ``tails``) over their entropy before the
-    updates, and the same with their old routes forced. GSPO (2507.18071, section 5.3) blames changed routes.
-    """
-    runs = tables.run_means(steps, ["arm"], ["log_ratio_moment_top_changed", "log_ratio_moment_top"])
-    runs["log_ratio_moment_top_unchanged"] = runs["log_ratio_moment_top"] - runs["log_ratio_moment_top_changed"]
-    runs["all tokens with a changed route"] = _changed(steps)
-    arms = {str(arm): ours for arm, ours in runs.groupby(level="arm")}
-    names = _distinct(list(arms))
-    largest = tails.sort_values("log_ratio", key=abs, ascending=False, kind="stable").head(_LARGEST)
-    is_changed = largest["layers_changed"] > 0
-    with style.figure_style():
-        figure, axes = style.panels(1, 2, 1.4 + style.height_of(names), style.TWO_COLUMNS)
-        bars, tokens = axes
-        for row, (arm, ours) in enumerate(arms.items()):
-            means = {str(name): over_seeds(ours[name].dropna().tolist(), bounds=(0.0, 1.0)) for name in ours}
-            changed, whole, unchanged, of_all = means.values()
-            bars.barh(row, changed.mean, 0.6, color=_CHANGED, alpha=0.6)
-            bars.barh(row, unchanged.mean, 0.6, changed.mean, color=_UNCHANGED, alpha=0.6)
-            bars.plot(of_all.mean * whole.mean, row, "|", color="white", markersize=11, markeredgewidth=1.5)
-            bars.plot([whole.low, whole.high], [row, row], color="black", linewidth=1.1)
-            bars.plot(ours["log_ratio_moment_top"], [row + 0.18] * whole.n, ".", color="black", markersize=2.5)
-            for name, mean in means.items():
-                style.note(bars, arm, pd.DataFrame([vars(mean)]), name)
-        bars.axvline(0.001, color="black", linestyle=":", linewidth=1.2, label="share of tokens: 0.1 %")
-        bars.spines["left"].set_visible(False)
-        bars.set_xlim(0, 1)
-        bars.set_xlabel("share of Σ (log π_θ/π_old)² in 0.1 % of tokens")
-        style.named_rows(bars, names, top_down=True)
-        for name, colour, chosen in (
-            ("route changed", _CHANGED, largest[is_changed]),
-            ("route unchanged", _UNCHANGED, largest[~is_changed]),
-        ):
-            x, free, pinned = (chosen[key] for key in ("entropy", "log_ratio", "log_ratio_pinned"))
-            tokens.vlines(x, free, pinned, color=colour, linewidth=0.5, alpha=0.5)
-            tokens.plot(x, pinned, "o", color=colour, markerfacecolor="white", markersize=2.5, markeredgewidth=0.6)
-            tokens.plot(x, free, "o", color=colour, markersize=3)
-            bars.plot([], [], "o", color=colour, markersize=4, label=name)
-            style.note(tokens, name, chosen.rename(columns={"entropy": "x", "log_ratio": "mean"}))
-        bars.plot([], [], "o", color="black", markerfacecolor="white", markersize=3, label="old routes forced")
-        tokens.axhline(0, color="#999999", linewidth=0.6, zorder=0)
-        tokens.set_xlabel("entropy before the updates (nats)")
-        tokens.set_ylabel("log π_θ/π_old of a token")
-        text = (
-            f"Left: mean over steps and seeds, {style.seeds(steps[steps['arm'].isin(arms)])}; line: nominal 95 % "
-            "interval from three seeds on; dots: seeds; white tick: where the bar would split if changed routes did "
-            f"not matter. Right: the {len(largest)} tokens that moved most, of all arms and seeds; the routes of "
-            f"{is_changed.sum()} changed. Open: the same tokens with the old routes of their whole sequences."
-        )
-        return style.finish(figure, bars, text)
-
-
-def _changed(steps: pd.DataFrame) -> pd.Series:
-    """Return the share of a sample's tokens whose route changed, p, mean over steps, by arm and seed.
-
-    It follows from E[f²] = p E[f² | changed] + (1 − p) E[f² | unchanged]; a step averages each over its updates.
-    """
-    names = [f"log_ratio_moment_{name}" for name in ("free", "changed", "unchanged")]
-    chosen = steps[steps["metric"].isin(names)]
-    wide = chosen.set_index(["arm", "seed", "step", "metric"])["value"].unstack("metric").reindex(columns=names)
-    free, changed, unchanged = (wide[name] for name in names)
-    share = ((free - unchanged) / (changed - unchanged)).clip(0, 1)
-    return share.fillna(changed.notna().astype(float)).groupby(["arm", "seed"]).mean()
-
-
-def _distinct(arms: list[str]) -> list[str]:
-    """Return the names of arms, wrapped, without the words after the first that all of them share."""
-    shared = set.intersection(*(set(arm.split()[1:]) for arm in arms)) if len(arms) > 1 else set()
-    return style.wrapped(" ".join(word for word in arm.split() if word not in shared) for arm in arms)

@@ -17,7 +17,6 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from PIL import Image
@@ -228,23 +227,16 @@ def dot(
     look: Look,
     panel: str = "",
     is_open: bool = False,
-    has_interval: bool = True,
-    interval_up: float = 0.0,
     **more: Any,
 ) -> None:
-    """Draw an estimate at the height ``row``: a mark, and its interval as a horizontal line ``interval_up`` above it.
+    """Draw an estimate at the height ``row``: a mark, and its interval as a horizontal line.
 
     ``is_open`` leaves the mark white inside. ``more`` are further numbers that belong to the row of the figure's table.
     """
-    numbers = vars(estimate) | more
-    if has_interval:
-        heights = [row + interval_up] * 2
-        axis.plot([estimate.low, estimate.high], heights, color=look.colour, linewidth=1.1, zorder=1)
-    else:
-        numbers = {key: number for key, number in numbers.items() if key not in ("low", "high")}
+    axis.plot([estimate.low, estimate.high], [row] * 2, color=look.colour, linewidth=1.1, zorder=1)
     mark: Any = replace(look, fill="none" if is_open else "full").mark  # here the fill is no part of an arm's look
     axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
-    note(axis, name, pd.DataFrame([numbers]), panel)
+    note(axis, name, pd.DataFrame([vars(estimate) | more]), panel)
 
 
 def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float, panel: str = "") -> pd.Series:
@@ -307,23 +299,6 @@ def zero(axis: Axes, base: Look) -> None:
     axis.axhline(0, color=base.colour, linestyle=base.dashes, linewidth=0.8)
 
 
-def heatmap(axis: Axes, cells: pd.DataFrame, text: str, light: tuple[float, float], **settings: Any) -> AxesImage:
-    """Draw ``cells`` (rows: y from below, columns: x) as colours with numbers; ``settings`` are those of ``imshow``.
-
-    ``text`` formats a number; – stands for none. A number outside ``light`` is white, for it stands on a dark cell.
-    """
-    image = axis.imshow(cells, origin="lower", aspect="auto", **settings)
-    axis.grid(visible=False)
-    for (row, column), number in np.ndenumerate(cells.to_numpy(dtype=float)):
-        shown = "–" if np.isnan(number) else format(number, text).replace("-", "−")
-        colour = "white" if number < light[0] or number > light[1] else "black"
-        axis.text(column, row, shown, ha="center", va="center", color=colour, fontsize=6)
-    axis.set_xticks(range(cells.shape[1]), numbers(map(float, cells.columns)), rotation=45 if cells.shape[1] > 3 else 0)
-    axis.set_yticks(range(cells.shape[0]), [f"{y:g}" for y in cells.index])
-    axis.label_outer()
-    return image
-
-
 # Captions
 
 
@@ -369,24 +344,20 @@ def numbers(values: Iterable[float]) -> list[str]:
     return [text_of(number) for number in listed]
 
 
-def curves_caption(
-    steps: pd.DataFrame, log: bool = False, against: str | None = None, smoothed: str = f"{SMOOTHED_OVER} steps"
-) -> str:
-    """Return the caption of curves: statistic, n, smoothing ("" for none), interval or thin lines, and ``design``.
+def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None = None) -> str:
+    """Return the caption of curves: statistic, n, smoothing, interval or thin lines, and ``design``.
 
     ``against`` is the reference arm of the panels of differences, or None without such panels.
     """
     shown = _seeds_shown(against) if few_seeds(steps) else "shaded: nominal 95 % t interval"
     geometric = " (on a logarithmic axis the geometric one)" if log else ""
-    of_curves = f", of curves smoothed over {smoothed}" if smoothed else ""
-    return f"Mean over seeds{geometric}, {seeds(steps)}{of_curves}; {shown}.{design(steps)}"
+    of_curves = f"of curves smoothed over {SMOOTHED_OVER} steps"
+    return f"Mean over seeds{geometric}, {seeds(steps)}, {of_curves}; {shown}.{design(steps)}"
 
 
-def points_caption(
-    steps: pd.DataFrame, number: str, log: bool = False, against: str | None = None, drawn: str = "shaded"
-) -> str:
-    """Return the caption of a figure with one ``number`` per run; its interval is ``drawn`` as a band or a line."""
-    shown = _seeds_shown(against) if few_seeds(steps) else f"{drawn}: nominal 95 % BCa interval"
+def points_caption(steps: pd.DataFrame, number: str, log: bool = False, against: str | None = None) -> str:
+    """Return the caption of a figure with one ``number`` per run."""
+    shown = _seeds_shown(against) if few_seeds(steps) else "shaded: nominal 95 % BCa interval"
     mean = "Mean over seeds" + (" (on a logarithmic axis of values the geometric one)" if log else "")
     return f"{mean}, {seeds(steps)}; {shown}. Of each run: {number}.{design(steps)}"
 

@@ -433,7 +433,7 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write speed.json and print its table; exit with code 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
-        prog="python -m steadymoe.integrations.speed",
+        prog="python benchmarks/speed.py",
         description="Time a rollout step of this suite, of TRL and of two plain loops.",
     )
     parser.add_argument("--setting", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="default: all")

@@ -1,4 +1,4 @@
-"""``steadymoe inspect``: planted ratios are found in every family and layout; what is no MoE checkpoint is refused."""
+"""``inspect``: planted ratios are found in every family and layout; what is no MoE checkpoint is refused."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import os
 import shutil
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from steadymoe.bench import inspect as inspecting
-from steadymoe.bench.inspect import RULES, inspect, role_of
+from steadymoe.bench import cli
 from steadymoe.bench.runs import compose
 from steadymoe.bench.tasks.chain import Chain
+from steadymoe.integrations import command
+from steadymoe.integrations import inspect as inspecting
+from steadymoe.integrations.inspect import RULES, inspect, role_of
 from steadymoe.models import build
 from steadymoe.models.routing import routers
 
@@ -167,6 +170,12 @@ def test_stacked_experts_step_under_muon_as_one_tensor_per_expert(tmp_path: Path
         assert one["relative_step"][rule] == pytest.approx(other["relative_step"][rule])
 
 
+@pytest.fixture(autouse=True)
+def integrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ran`` and ``refused`` call ``steadymoe-integrations``."""
+    monkeypatch.setattr(cli, "main", partial(cli.main, command._run))
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Three layers, of which the first is dense, with a router a quarter, then an eighth as large as the rest."""
@@ -288,3 +297,7 @@ def test_checkpoint_folder_may_be_a_link(checkpoint: Path) -> None:
 @pytest.mark.parametrize("rate", ["0", "nan", "2", "fast"])
 def test_invalid_rate_is_refused(rate: str, checkpoint: Path, refused: Said) -> None:
     refused("inspect", str(checkpoint), f"--rate={rate}")
+
+
+def test_unknown_command_is_refused(refused: Said) -> None:
+    assert "unknown command 'inspct'; choose from inspect" in refused("inspct")

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+import speed
 import torch
 from small_runs import SMALL
 from torch.testing import assert_close
 
 from steadymoe.bench.runs import compose
-from steadymoe.integrations import speed
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / speed.PAGE).read_text()

@@ -1,4 +1,4 @@
-"""Many run folders from the nine recorded ones, for tests of cost: ``python tests/many_runs.py FOLDER 1000``.
+"""Many run folders from the nine recorded ones, to measure cost: ``python benchmarks/many_runs.py FOLDER 1000``.
 
 The copies are valid runs: seeds, learning rates, rewards and hashes differ, and checksums are those of their tables.
 """
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from steadymoe.bench.runs import identity, provenance, record
 from steadymoe.bench.training import columns
 
-RECORDED = Path(__file__).parent / "recorded" / "results" / "runs" / "small"
+RECORDED = Path(__file__).parents[1] / "tests" / "recorded" / "results" / "runs" / "small"
 
 
 def make(results: Path, n: int, seeds: int = 3, repeats: int = 1) -> None:

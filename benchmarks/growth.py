@@ -1,7 +1,7 @@
 """Record how cost grows: of a step over response length, experts and layers, of commands over runs.
 
-``python tests/growth.py`` writes ``growth.json``, ``growth.png`` and ``growth.svg`` to ``results/speed``: processor
-seconds and the exponent, which is the slope of a line through the logarithms of the last three points.
+``python benchmarks/growth.py`` writes ``growth.json``, ``growth.png`` and ``growth.svg`` to ``results/speed``:
+processor seconds and the exponent, which is the slope of a line through the logarithms of the last three points.
 """
 
 import json
@@ -18,12 +18,12 @@ from pathlib import Path
 import many_runs
 import numpy as np
 import pandas as pd
+import speed
 import torch
 
 from steadymoe.bench.report import paper
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.support import atomic_files
-from steadymoe.integrations import speed
 
 RECORDED = Path(__file__).parents[1] / "results" / "speed"
 _STEPS = 5

@@ -1,4 +1,4 @@
-"""What needs a GPU, in three stages of a few minutes: ``make gpu``, ``python tests/gpu/stages.py FOLDER``.
+"""What needs a GPU, in three stages of a few minutes: ``make gpu``, ``python benchmarks/gpu.py FOLDER``.
 
 ``experts`` times the back ends of experts, ``training`` times rollout steps beside TRL, ``suite`` makes one run of
 the quick start and the tests marked ``gpu``. A stage whose table exists is not repeated, so a session that ends early
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import speed
 import torch
 from transformers import PreTrainedModel
 
@@ -24,7 +25,6 @@ from steadymoe.bench.report import write
 from steadymoe.bench.runs import provenance
 from steadymoe.bench.support.seeding import repeatable
 from steadymoe.bench.training.forward import Sequences, forward
-from steadymoe.integrations import speed
 from steadymoe.models import build, megablocks
 
 # Size → overrides; the second has 57 M parameters in its experts.
@@ -38,6 +38,7 @@ PRECISIONS = {"fp32": "", "bf16": "savings.sampler_as_old=null"}
 # Sequences of a forward, and their positions.
 SHAPE = (256, 128)
 REPEATS = 5
+TESTS = Path(__file__).parents[1] / "tests" / "benchmarks"
 # The setting of `make speed` whose steps are timed.
 TRAINED = speed.SETTINGS["long"].replace("model=flat ", "")
 
@@ -142,7 +143,7 @@ def _commands(device: str) -> dict[str, Sequence[str]]:
     words = ("experiment=quickstart", "experiment_name=gpu", "algorithm=gspo", "seed=0", f"device={device}")
     return {
         "quick start, one run": [sys.executable, "-m", "steadymoe.bench.cli", "run", *words],
-        "pytest -m gpu": [sys.executable, "-m", "pytest", "-m", "gpu", str(Path(__file__).parent)],
+        "pytest -m gpu": [sys.executable, "-m", "pytest", "-m", "gpu", str(TESTS)],
     }
 
 

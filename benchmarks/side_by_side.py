@@ -1,6 +1,6 @@
 """The same frozen rollouts through three trainers: the suite's own, the TRL adapter, and the adapter sharded.
 
-    python integrations/tests/side_by_side.py results/trainers
+    python benchmarks/side_by_side.py results/trainers
 
 The suite's trainer makes a run of ``micro`` from a cold start, and saves initial weights, rollouts and the order
 of its mini-batches. The adapter then trains on them, on one process and on two that share the weights (FSDP2). Writes

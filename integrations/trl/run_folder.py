@@ -1,14 +1,13 @@
 """The run folder of another trainer: its facts, its place, and its rows while the trainer trains.
 
-Such a run has an ``origin``, "trl 1.16.0" or a file that was imported. ``steadymoe status``, ``report`` and exports
-include it; claims, scores and boards leave it out (``archive.load``).
+Such a run has an ``origin``, "trl 1.16.0". ``steadymoe status``, ``report`` and exports include it; claims, scores and
+boards leave it out (``archive.load``).
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from steadymoe.bench.runs import identity, provenance, record
@@ -18,17 +17,14 @@ from steadymoe.bench.support import blame
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training.columns_of_step import Row
 
-# The choice in a group that a log does not name.
-UNKNOWN = "unknown"
-
 
 def facts(
-    names: Mapping[str, str], source: str, axes: Mapping[str, Any], config: Mapping[str, Any], command: str
+    names: Mapping[str, str], version: str, axes: Mapping[str, Any], config: Mapping[str, Any], command: str
 ) -> dict[str, Any]:
     """Return the content of ``run.json`` before a run of another trainer starts.
 
-    ``names`` holds trainer, experiment, algorithm, model, task, correction, routing and engine; ``source`` is the
-    trainer's version or the file; ``config`` has at least the fields that ``record.read_run`` requires.
+    ``names`` holds trainer, experiment, algorithm, model, task, correction, routing and engine; ``version`` is
+    the trainer's; ``config`` has at least the fields that ``record.read_run`` requires.
     Raises UserError for a name that cannot be part of a folder's name.
     """
     for key, name in names.items():
@@ -36,12 +32,12 @@ def facts(
             raise UserError(f"{key} must be letters, digits, '.', '_', '-' or '@'; got {name!r}")
     # As for the suite's own runs, a group that is off is no axis.
     groups = {group: names[group] for group in ("correction", "routing", "engine")}
-    groups = {group: name for group, name in groups.items() if name not in (identity.OFF[group], UNKNOWN)}
+    groups = {group: name for group, name in groups.items() if name != identity.OFF[group]}
     axes = {**axes, **groups, "trainer": names["trainer"]}
     config = {"model": {}, **config, "cold_start": {"path": None}}  # the suite neither built nor trained the model
     return {
         "status": "running",
-        "origin": f"{names['trainer']} {source}",
+        "origin": f"{names['trainer']} {version}",
         **{key: name for key, name in names.items() if key != "trainer"},
         "axes": axes,
         "axes_name": identity.axes_name(axes),
@@ -72,12 +68,6 @@ def free_folder(results: Path, run: Mapping[str, Any]) -> Path:
         difference = identity.difference(state.facts["config"], run["config"])
         raise UserError(f"{folder} holds an interrupted run of another config ({difference}); {advice}")
     return folder
-
-
-def collapse(steps: pd.DataFrame, updates_per_rollout: int) -> dict[str, Any] | None:
-    """Apply the rule of collapse to the table ``steps``; return the field ``diverged`` of ``run.json``."""
-    event = judge(steps, Rule(), updates_per_rollout).collapse
-    return None if event is None else {"reason": event.reason, "step": event.step, "update": None}
 
 
 class LiveRecord(Record):
@@ -118,5 +108,6 @@ class LiveRecord(Record):
             self.update(status="interrupted")
             return
         steps = record.read_table(self.folder, "steps")
-        ended = collapse(steps, self.run["config"]["updates_per_rollout"])
+        event = judge(steps, Rule(), self.run["config"]["updates_per_rollout"]).collapse
+        ended = None if event is None else {"reason": event.reason, "step": event.step, "update": None}
         self.end(ended, tokens=int(steps["tokens_sampled"].sum()))

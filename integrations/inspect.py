@@ -1,4 +1,4 @@
-"""``steadymoe inspect``: how far an optimizer's step moves a checkpoint's routers, relative to their size.
+"""``steadymoe-integrations inspect``: how far an optimizer's step moves a checkpoint's routers, relative to their size.
 
 The relative step of a matrix W, (m, n) as stored, is RMS(ΔW)/RMS(W). At the learning rate η, without weight decay:
 
@@ -33,9 +33,9 @@ from steadymoe.bench.support.text import visible
 
 _DESCRIPTION = """Print how far an optimizer's step moves a checkpoint's routers, relative to their size.
 
-  steadymoe inspect ~/models/my-moe --rate 1e-5
+  steadymoe-integrations inspect ~/models/my-moe --rate 1e-5
 
-Needs no GPU, builds no model, writes nothing. What the number means: docs/commands.md#inspect"""
+Needs no GPU, builds no model, writes nothing. What the number means: integrations/README.md#inspect"""
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # The most bytes of an index (one of 140,000 tensors has 16 MB) and of a file of weights; values that are read at once.
 _MAX_INDEX, _MAX_WEIGHTS, _PIECE = 2**26, 2**42, 2**22
@@ -47,8 +47,10 @@ RULES = ("AdamW", "Muon (original)", "Muon (match_rms_adamw)")
 
 
 def main(words: list[str]) -> int:
-    """Run ``steadymoe inspect`` and return the exit code. Raises as ``inspect`` does."""
-    parser = Parser(prog="steadymoe inspect", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter)
+    """Run ``steadymoe-integrations inspect`` and return the exit code. Raises as ``inspect`` does."""
+    parser = Parser(
+        prog="steadymoe-integrations inspect", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=f"folder with {_WEIGHTS} or {_INDEX}")
     parser.add_argument("--rate", type=learning_rate, default=1e-6, help="learning rate (default: 1e-6, usual in RL)")
     parser.add_argument("--json", action="store_true", help="print JSON, with every rule in every layer")
@@ -173,7 +175,9 @@ def _layers(tensors: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
         if "experts" not in roles:
             continue
         if "router" not in roles:
-            raise UserError(f"{stem}{number} has experts, but no router by any known name: docs/commands.md#inspect")
+            raise UserError(
+                f"{stem}{number} has experts, but no router by a known name: integrations/README.md#inspect"
+            )
         if coded := {tensor.get_dtype() for each in roles.values() for tensor in each} - {*_FLOATS}:
             raise UserError(f"{stem}{number} is quantised ({min(coded)}); save the model in bf16 and inspect that")
         found[f"{stem}{number}"] = dict(roles)

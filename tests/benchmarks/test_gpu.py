@@ -4,14 +4,14 @@ import copy
 import sys
 from pathlib import Path
 
+import gpu
 import pandas as pd
 import pytest
-import stages
+import speed
 import torch
 from small_runs import PROPORTIONAL, planned
 
 from steadymoe.bench.runs import execute, record
-from steadymoe.integrations import speed
 from steadymoe.models import build, megablocks
 
 TINY = {"micro": "model=micro"}
@@ -45,8 +45,7 @@ def test_forward_matches_the_cpu(device: str) -> None:
     _, _, model = speed.prepared("model=micro")
     moved = copy.deepcopy(model).to(device)
     theirs, ours = (
-        stages.forward(each, stages.random_sequences(each, (8, 32)), "fp32").logprobs_BT.cpu()
-        for each in (model, moved)
+        gpu.forward(each, gpu.random_sequences(each, (8, 32)), "fp32").logprobs_BT.cpu() for each in (model, moved)
     )
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -55,14 +54,14 @@ def test_missing_gpu_fails_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert stages.main(tmp_path / "gpu") == 2
+    assert gpu.main(tmp_path / "gpu") == 2
     assert capsys.readouterr().err == "make gpu: torch finds no GPU here, so there is nothing to measure\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_back_end_is_timed_or_says_why_not() -> None:
-    table = stages.experts("cpu", TINY, shape=(4, 16), repeats=1)
-    assert len(table) == len(build.EXPERTS) * len(stages.PRECISIONS)
+    table = gpu.experts("cpu", TINY, shape=(4, 16), repeats=1)
+    assert len(table) == len(build.EXPERTS) * len(gpu.PRECISIONS)
     timed = table[table["note"] == ""]
     assert (timed[["forward (ms)", "with backward (ms)"]].astype(float) > 0).all(axis=None)
     why = megablocks.reason_against("cpu")
@@ -70,9 +69,9 @@ def test_every_back_end_is_timed_or_says_why_not() -> None:
 
 
 def test_steps_are_timed_at_every_precision_with_and_without_instruments() -> None:
-    table = stages.training("cpu", TINY, SHORT, repeats=1)
+    table = gpu.training("cpu", TINY, SHORT, repeats=1)
     ours = table[table["trainer"].str.startswith("steadymoe")]
-    assert len(ours) == 2 * len(stages.PRECISIONS)
+    assert len(ours) == 2 * len(gpu.PRECISIONS)
     assert (ours["seconds a step"].astype(float) > 0).all()
 
 
@@ -83,14 +82,14 @@ def test_finished_stage_is_skipped_and_failures_are_shown(tmp_path: Path, monkey
         calls.append(device)
         return pd.DataFrame({"what": ["x"]})
 
-    monkeypatch.setattr(stages, "STAGES", {"one": made, "two": made})
-    assert stages.main(tmp_path, "cpu") == 0
+    monkeypatch.setattr(gpu, "STAGES", {"one": made, "two": made})
+    assert gpu.main(tmp_path, "cpu") == 0
     (tmp_path / "tables" / "two.md").unlink()
-    assert stages.main(tmp_path, "cpu") == 0
+    assert gpu.main(tmp_path, "cpu") == 0
     assert calls == ["cpu"] * 3
-    monkeypatch.setattr(stages, "STAGES", {"three": lambda device: pd.DataFrame({"exit code": [0, 1]})})
-    assert stages.main(tmp_path, "cpu") == 1
+    monkeypatch.setattr(gpu, "STAGES", {"three": lambda device: pd.DataFrame({"exit code": [0, 1]})})
+    assert gpu.main(tmp_path, "cpu") == 1
     assert not (tmp_path / "tables" / "three.md").exists()
     commands = {"fails": [sys.executable, "-c", "import sys; print('a'); sys.exit('b')"]}
-    (row,) = stages.suite("cpu", commands).to_dict("records")
+    (row,) = gpu.suite("cpu", commands).to_dict("records")
     assert (row["what"], row["exit code"], row["last line"]) == ("fails", 1, "b")

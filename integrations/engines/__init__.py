@@ -1,1 +1,0 @@
-"""The simulated engines next to vLLM."""

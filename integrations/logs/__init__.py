@@ -1,1 +1,0 @@
-"""The log of another trainer as a run folder: ``steadymoe-integrations import``."""

@@ -1,1 +1,0 @@
-"""Rollouts and tensors of another trainer: every loss's gradient on them, and a check of its route replay."""
