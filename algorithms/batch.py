@@ -94,6 +94,11 @@ class Batch:
             raise ValueError(f"the loss reads {name}, which this batch does not hold")
         return values
 
+    def changes(self) -> dict[str, int]:
+        """Return how often each tensor was changed in place, by its name."""
+        tensors = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: values._version for name, values in tensors.items() if isinstance(values, Tensor)}
+
 
 def _check_shape(name: str, values: Tensor, letters: str, sizes: dict[str, int]) -> None:
     """Raise ValueError unless a tensor has the dimensions of ``letters``; L and K may be any number."""

@@ -53,13 +53,27 @@ class PolicyLoss(ABC):
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
         """One scalar from a value for each token, (B, T), by this loss's aggregation."""
 
+    @property
+    def place(self) -> str:
+        """Return the file and the line of this loss's surrogate, for messages."""
+        code = type(self).surrogate.__code__
+        return f"{code.co_filename}, line {code.co_firstlineno}"
+
     def initial_state(self) -> dict[str, Tensor]:
-        """Return the ``Batch.state`` of the first update; empty for a loss that keeps no state."""
+        """Return the ``Batch.state of the first update; empty for a loss that keeps no state."""
         return {}
 
     def __call__(self, batch: Batch) -> LossOutput:
         """Return the loss of a mini-batch, or of a part with the ``responses`` and ``tokens`` of the whole."""
+        before = batch.changes()
         made = self.surrogate(batch)
+        if made.values_BT.shape != batch.mask_BT.shape:
+            raise ValueError(
+                f"{type(self).__name__}.surrogate must return a value for each token, {tuple(batch.mask_BT.shape)}, "
+                f"got {tuple(made.values_BT.shape)} ({self.place})"
+            )
+        if changed := [name for name, count in batch.changes().items() if count != before[name]]:
+            raise ValueError(f"{type(self).__name__}.surrogate changed the batch in place: {changed[0]} ({self.place})")
         values_BT, metrics = made.values_BT, {} if made.number is None else {"loss_number": made.number}
         if batch.weights_BT is not None:
             values_BT = values_BT * batch.weights_BT

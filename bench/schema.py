@@ -215,6 +215,7 @@ class ColdStartConfig(_Group):
     max_updates: Count
     router_factor: Positive
     aux_loss: NotNegative
+    aux_loss_per_layer: StrictBool = False
     z_loss: NotNegative
 
 
@@ -260,6 +261,7 @@ class RoutingConfig(_Group):
     replay: Literal["none", "r2", "r3", "r3_gates", "r3_filtered", "pr2", "lagged"]
     freeze: StrictBool
     aux_loss: NotNegative
+    aux_loss_per_layer: StrictBool = False
     z_loss: NotNegative
     bias_speed: NotNegative
     predictor_learning_rate: Positive | None = None
@@ -322,7 +324,8 @@ class RunConfig(_Group):
     @property
     def cold_start_fingerprint(self) -> str:
         """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
-        parts: dict[str, Any] = {"model": self.model, "task": self.task, "cold_start": asdict(self.cold_start)}
+        given = {key: value for key, value in asdict(self.cold_start).items() if not _is_neutral(key, value)}
+        parts: dict[str, Any] = {"model": self.model, "task": self.task, "cold_start": given}
         parts |= {key: getattr(self, key) for key in ("seed", "device", "precision", "threads", "experts")}
         parts |= {"procedure": _COLD_START_VERSION} | {name: version(name) for name in ("torch", "transformers")}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
@@ -364,6 +367,12 @@ def _groups(kind: Any) -> list[type]:
 NEUTRAL = _neutral(RunConfig)
 """Dotted key → default of every field that has one here. At this value a field is not hashed, so a new field with a
 default changes no recorded hash."""
+
+
+def _is_neutral(key: str, value: Any) -> bool:
+    """Return whether a field of the cold start is at a default that fingerprints made before it do not have."""
+    return f"cold_start.{key}" in NEUTRAL and NEUTRAL[f"cold_start.{key}"] == value
+
 
 _CONFIG = TypeAdapter(RunConfig)
 

@@ -26,6 +26,9 @@ from transformers.utils import logging
 
 from steadymoe.models import build, contract
 
+# Hides transformers' function from chat templates: the prompts of a run must not depend on the day.
+_TODAY = "{% macro strftime_now(format) %}2024-07-26{% endmacro %}"
+
 # Files with these endings are the content of a checkpoint; its read-me and its optimizer's state change no number.
 _CONTENT = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
@@ -81,6 +84,7 @@ def _shards(folder: Path) -> set[str]:
 def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedModel:
     """Return the model in fp32 on ``device``, like a model of ``build.build``.
 
+    A vocabulary that is padded beyond the tokenizer's tokens loses the rest, so that no id without a token is drawn.
     Raises ValueError if weights are missing.
     """
     config = _config(path)
@@ -103,15 +107,18 @@ def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedM
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if wrong:
         raise ValueError(f"model.path: {path} has no weights for {len(wrong)} parts of its model, first {wrong[0]}")
+    if (tokens := len(load_tokenizer(path))) < config.get_text_config().vocab_size:
+        model.resize_token_embeddings(tokens)
     return model.eval().to(device)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Return the checkpoint's tokenizer.
 
-    A call puts each text into the tokenizer's chat template, if it has one.
-
-    A tokenizer without a padding token pads with its end token. Raises ValueError if the tokenizer cannot be used.
+    A call puts each text into the tokenizer's chat template, if it has one; a date in the template is always the same.
+    Its ``end_ids`` are all ids that end a response, by the tokenizer, the config or the generation config. It decodes
+    without tidying spaces. A tokenizer without a padding token pads with its end token. Raises ValueError if the
+    tokenizer cannot be used.
     """
     if not (Path(path) / "tokenizer_config.json").is_file():  # transformers would invent an empty tokenizer
         raise ValueError(f"model.path: {path} has no tokenizer (no tokenizer_config.json)")
@@ -123,24 +130,29 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise ValueError(f"model.path: the tokenizer in {path} cannot be loaded: {_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"model.path: the tokenizer in {path} has no end token, so no response could end")
-    if len(tokenizer) > (words := _config(path).get_text_config().vocab_size):
-        raise ValueError(f"model.path: the tokenizer in {path} has {len(tokenizer)} tokens, but its model has {words}")
+    config = _config(path).get_text_config()
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"model.path: the tokenizer in {path} has {len(tokenizer)} tokens, but its model has {config.vocab_size}"
+        )
+    if (last := max(tokenizer.get_vocab().values())) != len(tokenizer) - 1:
+        raise ValueError(f"model.path: the tokenizer in {path} has {len(tokenizer)} tokens, but ids up to {last}")
+    declared = (getattr(each, "eos_token_id", None) for each in (tokenizer, config, _generation(path)))
+    ends = {end for each in declared for end in (each if isinstance(each, list) else [each]) if end is not None}
+    tokenizer.end_ids = tuple(sorted(ends))
+    tokenizer.clean_up_tokenization_spaces = False
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.chat_template is not None:
+        tokenizer.chat_template = _TODAY + tokenizer.get_chat_template()
         tokenizer.__class__ = type("Chat", (_Chat, type(tokenizer)), {})
     return tokenizer
 
 
 def limits(path: str) -> Limits:
     """Return the smallest limits among the checkpoint's model, tokenizer and generation config."""
-    declared = Path(path) / "generation_config.json"
-    try:
-        generation = GenerationConfig.from_pretrained(path, local_files_only=True) if declared.is_file() else None
-        new_tokens = getattr(generation, "max_new_tokens", None)
-        new_tokens = None if new_tokens is None else int(new_tokens)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"model.path: generation_config.json in {path} cannot be read: {_line(error)}") from error
+    generation = _generation(path)
+    new_tokens = getattr(generation, "max_new_tokens", None)
     lengths = (
         getattr(_config(path).get_text_config(), "max_position_embeddings", None),
         load_tokenizer(path).model_max_length,
@@ -148,8 +160,17 @@ def limits(path: str) -> Limits:
     )
     return Limits(
         length=min((length for length in lengths if length is not None), default=None),
-        new_tokens=new_tokens,
+        new_tokens=None if new_tokens is None else int(new_tokens),
     )
+
+
+def _generation(path: str) -> GenerationConfig | None:
+    try:
+        if (Path(path) / "generation_config.json").is_file():
+            return GenerationConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"model.path: generation_config.json in {path} cannot be read: {_line(error)}") from error
+    return None
 
 
 def digest(path: str) -> str:

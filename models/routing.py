@@ -188,16 +188,19 @@ def z_loss(logits_LNE: list[Tensor], mask_N: Tensor) -> Tensor:
     return torch.stack([logits_NE[keep_N].float().logsumexp(-1).square().mean() for logits_NE in logits_LNE]).mean()
 
 
-def load_balancing_loss(logits_LNE: list[Tensor], indices_LNK: Tensor, mask_N: Tensor) -> Tensor:
-    """E · Σ_e f_e P_e over the tokens of all layers together, a scalar (Switch Transformer, 2101.03961, eq. 4).
+def load_balancing_loss(
+    logits_LNE: list[Tensor], indices_LNK: Tensor, mask_N: Tensor, per_layer: bool = False
+) -> Tensor:
+    """E · Σ_e f_e P_e, a scalar: over the tokens of all layers together, or the mean of the layers' own.
 
     f_e is the number of choices of expert e per token (all f_e sum to K), P_e the mean router probability of expert e.
-    A perfectly even load gives K, as in transformers' ``load_balancing_loss_func``.
+    A perfectly even load gives K. ``per_layer`` is Switch Transformer's loss (2101.03961, eq. 4), averaged over layers.
+    Pooled, as in transformers' ``load_balancing_loss_func``, layers that collapse on different experts look even.
     """
     # Only counted tokens: the logits of padding may be anything, and its routes are NO_ROUTE.
     keep_N = mask_N.bool()
     probs_LNE = torch.stack([logits_NE[keep_N] for logits_NE in logits_LNE]).float().softmax(-1)
     experts = probs_LNE.shape[-1]
     chosen_LNE = nn.functional.one_hot(indices_LNK[:, keep_N].long(), experts).sum(-2)
-    share_E = chosen_LNE.to(probs_LNE.dtype).mean((0, 1))
-    return experts * (share_E * probs_LNE.mean((0, 1))).sum()
+    over = (1,) if per_layer else (0, 1)
+    return experts * (chosen_LNE.to(probs_LNE.dtype).mean(over) * probs_LNE.mean(over)).sum(-1).mean()

@@ -32,6 +32,7 @@ WRONG = {
     "experiment=quick": "did you mean quickstart, ",
     "steps=" + "9" * 23: "`steps`",
     "model.config.num_hidden_layers=" + "9" * 17: "model.config.num_hidden_layers must be between 1 and 100000",
+    "routing.aux_loss_per_layer=true": "routing.aux_loss_per_layer requires routing.aux_loss above 0",
     "updates_per_rollout=7": "must divide rollout.prompts",
     "model.config._target_=os.system": "must name a transformers config class",
     "algorithm.loss.clip_low=-1": "clip_low is an ε",
@@ -419,6 +420,8 @@ def test_neutral_values_are_the_schema_defaults() -> None:
         "routing.lag": None,
         "routing.lag_trigger": None,
         "rollout.temperature": 1.0,
+        "cold_start.aux_loss_per_layer": False,
+        "routing.aux_loss_per_layer": False,
     }
     assert later | {"algorithm.advantage": None, "routing.predictor_learning_rate": None} == schema.NEUTRAL
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss
+from steadymoe.bench.support.seeding import seeded_globals
 
 # The fields computed by π_θ, through which a gradient reaches the weights.
 OF_POLICY = ("logprobs_BT", "top_logprobs_BTK", "router_log_ratio_LBTK")
@@ -105,4 +106,5 @@ def _leaf(values: Tensor) -> Tensor:
 
 def _call(loss: PolicyLoss, batch: Batch, leaves: Fields) -> LossOutput:
     fields: dict[str, Any] = dict(leaves)
-    return loss(replace(batch, **fields, state=batch.state or loss.initial_state()))
+    with seeded_globals(0, "check"):  # a loss that draws random numbers draws the same at every call
+        return loss(replace(batch, **fields, state=batch.state or loss.initial_state()))

@@ -27,6 +27,7 @@ from steadymoe.bench.check.batches import ADVANTAGES, RESPONSES, SCALES, TOKENS,
 from steadymoe.bench.check.derivatives import gradient, gradients, random_direction, slopes
 from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.findings import CheckFailed, Ends
+from steadymoe.bench.support.seeding import seeded_globals
 
 # In float64 another order of the same additions differs by less.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
@@ -42,6 +43,8 @@ _DIRECTIONS = 2
 # More than the updates of a run of the standard, so that a schedule hidden in the loss shows.
 _LATER = 600
 KEEPS_STATE = "keeps a state"
+# Of the global generators, to see whether a loss draws from them.
+_SEEDS = 4
 
 
 def shapes(loss: PolicyLoss) -> str:
@@ -52,7 +55,7 @@ def shapes(loss: PolicyLoss) -> str:
         surrogate = loss.surrogate(replace(batch, state=state))
         if not isinstance(surrogate, Surrogate):
             raise Ends(f"surrogate must return a Surrogate, as Surrogate(values_BT), got {type(surrogate).__name__}")
-        _check_shape("values_BT", surrogate.values_BT, shape)
+        _check_shape("values_BT", surrogate.values_BT, shape, Ends)
         marks = {name: getattr(surrogate, name) for name in ("clipped_low_BT", "clipped_high_BT")}
         if sum(mark_BT is None for mark_BT in marks.values()) == 1:
             raise CheckFailed(
@@ -65,8 +68,11 @@ def shapes(loss: PolicyLoss) -> str:
                     raise CheckFailed(f"{name} must be bool, got {mark_BT.dtype}")
         if surrogate.number is not None:
             _check_shape("number", surrogate.number, ())
-        _, output = gradient(loss, batch)
-        _check_shape("the loss", output.loss, ())
+        found_BT, output = gradient(loss, batch)
+        _check_shape("the loss", output.loss, (), Ends)
+        for name, values in (("loss", output.loss), ("gradient", found_BT)):
+            if not values.isfinite().all():
+                raise Ends(f"on an ordinary batch the {name} is not finite")
         if output.loss.dtype != dtype:
             raise CheckFailed(f"with log-probabilities in {dtype} the loss is in {output.loss.dtype}")
         if output.state.keys() != state.keys():
@@ -223,6 +229,22 @@ def policy_gradient(loss: PolicyLoss) -> str:
     )
 
 
+def random_numbers(loss: PolicyLoss) -> str:
+    """Say whether the loss draws random numbers, which is no fault: a run seeds the global generators at every step."""
+    if not _draws(loss):
+        return "none"
+    return "draws random numbers: in a run torch's, numpy's and Python's global generators are seeded at every step"
+
+
+def _draws(loss: PolicyLoss) -> bool:
+    """Return whether the loss of a batch depends on the global generators."""
+    batch, losses = _batch(loss), []
+    for seed in range(_SEEDS):
+        with seeded_globals(seed, "check"):
+            losses.append(loss(replace(batch, state=loss.initial_state())).loss.detach())
+    return not all(torch.equal(each, losses[0]) for each in losses)
+
+
 def memory(loss: PolicyLoss) -> str:
     """Say whether the loss remembers other batches, in ``LossOutput.state`` or behind it; neither is a fault.
 
@@ -231,10 +253,13 @@ def memory(loss: PolicyLoss) -> str:
     batch, others = _batch(loss), [_batch(loss, scale) for scale in SCALES]
     if names := loss.initial_state():
         return f"{KEEPS_STATE}: {', '.join(sorted(names))}"
-    before = loss(batch).loss
+    with seeded_globals(0, "check"):
+        before = loss(batch).loss
     for number in range(_LATER):
         loss(others[number % len(others)])
-    if torch.equal(loss(batch).loss, before):
+    with seeded_globals(0, "check"):
+        after = loss(batch).loss
+    if torch.equal(after, before):
         return f"none: the loss of a batch is the same after {_LATER} others"
     return f"{KEEPS_STATE} that is not in LossOutput.state, so a resumed run would lose it"
 
@@ -268,13 +293,25 @@ _PROPERTIES: Mapping[str, Callable[[PolicyLoss], str]] = {
     "zero advantage": zero_advantage,
     "ratio 1": policy_gradient,
     "extreme ratios": extremes,
+    "random numbers": random_numbers,
     "memory": memory,
 }
+# They compare batches, for which a loss draws other numbers.
+_COMPARE = ("padding", "masked tokens", "no tokens", "order", "micro-batches", "zero advantage", "ratio 1")
 
 
 def of(loss: PolicyLoss) -> dict[str, Callable[[], str]]:
     """Return a check for each property by its name. A loss that raises an error fails the property."""
-    return {name: partial(holds, prop, loss) for name, prop in _PROPERTIES.items()}
+
+    def checked(name: str) -> str:
+        try:
+            return holds(_PROPERTIES[name], loss)
+        except CheckFailed:
+            if name in _COMPARE and _draws(loss):
+                return "not checked, because the loss draws random numbers"
+            raise
+
+    return {name: partial(checked, name) for name in _PROPERTIES}
 
 
 def holds(prop: Callable[..., str], *arguments: Any) -> str:
@@ -311,13 +348,11 @@ def _docstrings(loss: PolicyLoss) -> str:
     return " ".join(" ".join(texts).split())
 
 
-def _check_shape(name: str, values: Any, shape: tuple[int, ...]) -> None:
-    """Raise CheckFailed unless ``values`` is a tensor of a shape."""
+def _check_shape(name: str, values: Any, shape: tuple[int, ...], fault: type[CheckFailed] = CheckFailed) -> None:
+    """Raise ``fault`` unless ``values`` is a tensor of a shape."""
     if not isinstance(values, Tensor) or tuple(values.shape) != shape:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise CheckFailed(
-            f"{name} must be {'one number' if not shape else f'a tensor of the shape {shape}'}, got {found}"
-        )
+        raise fault(f"{name} must be {'one number' if not shape else f'a tensor of the shape {shape}'}, got {found}")
 
 
 def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any, when: str) -> None:

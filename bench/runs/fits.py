@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
 from steadymoe.bench.schema import EXPERTS, RunConfig
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
-from steadymoe.bench.tasks import Task
+from steadymoe.bench.tasks import Task, check_streams, decoded, end_ids
 from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
 
@@ -40,6 +40,8 @@ _TOKEN, _NUMBER = 8 + 8 + 4, 4
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 # The number of prompts that are checked. Training may draw a longer prompt.
 _PROMPTS = 64
+# Prompts of each stream that are drawn to see whether the two overlap.
+_STREAM = 256
 
 
 def check(config: RunConfig) -> None:
@@ -56,6 +58,10 @@ def check(config: RunConfig) -> None:
     else:
         task = _task_of_model(json.dumps(config.model["config"]), json.dumps(config.task))
     check_memory(config, task)
+    checked = config.cold_start.check_prompts * config.has_own_cold_start
+    trained = max(_STREAM, config.rollout.prompts, config.cold_start.batch_size * config.has_own_cold_start)
+    held_out = max(_STREAM, config.evaluation.prompts, checked)
+    _check_streams(json.dumps(config.task), trained, held_out, config.has_own_cold_start)
     _check_start(config, task)
     traits = config.objective().traits
     _advantage(config, traits)
@@ -143,6 +149,11 @@ def _shape(model_config: str) -> build.Shape:
 
 
 @functools.cache
+def _check_streams(task_config: str, trained: int, held_out: int, demonstrates: bool) -> None:
+    check_streams(instantiate(json.loads(task_config)), trained, held_out, demonstrates)
+
+
+@functools.cache
 def _task_of_model(model_config: str, task_config: str) -> Task:
     """Return the task. Raises ValueError if the model has fewer positions than it needs.
 
@@ -174,8 +185,9 @@ def _task_of_checkpoint(path: str, content: str, task_config: str) -> Task:
         raise ValueError(
             f"model.path: the tokenizer in {path} cannot encode the prompts of this task: {said}"
         ) from error
-    if any(tokenizer.unk_token_id in row for row in tokens):
-        raise ValueError(f"model.path: the tokenizer in {path} has no token for some text of this task's prompts")
+    if tokenizer(_prompts(task))["input_ids"] != tokens:
+        raise ValueError(f"model.path: the chat template in {path} writes a prompt differently each time")
+    _check_texts(path, tokenizer, task, tokens)
     longest, limits = max(map(len, tokens)), pretrained.limits(path)
     if limits.new_tokens is not None and new > limits.new_tokens:
         raise ValueError(
@@ -187,6 +199,34 @@ def _task_of_checkpoint(path: str, content: str, task_config: str) -> Task:
             f"{path} has {limits.length}"
         )
     return task
+
+
+def _check_texts(path: str, tokenizer: PreTrainedTokenizerBase, task: Task, tokens: list[list[int]]) -> None:
+    """Raise ValueError unless the texts of prompts, answers and tokens are what the model reads and what is scored."""
+    prompts, ends = _prompts(task), end_ids(tokenizer)
+    try:
+        answers = task.demonstrations(prompts, 0.0, numpy_generator(0, "limits"))
+    except NotImplementedError:  # a checkpoint needs none
+        answers = []
+    ids = [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(answer)) for answer in answers]
+    if any(tokenizer.unk_token_id in row for row in (*tokens, *ids)):
+        raise ValueError(f"model.path: the tokenizer in {path} has no token for some text of this task")
+    for prompt, row in zip(prompts, tokens, strict=True):
+        if row[-1] in ends:
+            raise ValueError(f"model.path: the tokenizer in {path} puts an end token behind every prompt")
+        if prompt not in (text := str(tokenizer.decode(row))):
+            raise ValueError(f"model.path: the tokenizer in {path} changes the prompt {prompt!r} to {text!r}")
+    for answer, prompt_ids, row in zip(answers, tokens, ids, strict=False):
+        text, _ = decoded(tokenizer, prompt_ids, row)
+        if text.removeprefix(" ") != answer:  # many tokenizers put a space before the first word
+            raise ValueError(f"model.path: the tokenizer in {path} changes the answer {answer!r} to {text!r}")
+    first = list(tokens[0][-1:])
+    plain, behind = str(tokenizer.decode(first)), [[*first, token] for token in range(len(tokenizer))]
+    if without := [row[-1] for row, text in zip(behind, tokenizer.batch_decode(behind), strict=True) if text == plain]:
+        raise ValueError(
+            f"model.path: the tokenizer in {path} has {len(without)} tokens without a text, first {without[0]}: "
+            "they would be trained on but not scored"
+        )
 
 
 def _prompts(task: Task) -> list[str]:

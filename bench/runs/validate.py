@@ -67,6 +67,9 @@ def _relations(config: RunConfig) -> None:
             )
     if config.checkpoint_keep is not None and config.checkpoint_keep > config.steps:
         raise ConfigError(f"checkpoint_keep={config.checkpoint_keep}: the run has only {config.steps} steps; lower it")
+    for section, given in (("cold_start", config.cold_start), ("routing", routing)):
+        if given.aux_loss_per_layer and given.aux_loss == 0:
+            raise ConfigError(f"{section}.aux_loss_per_layer requires {section}.aux_loss above 0")
     if config.microbatch is not None and max(routing.aux_loss, routing.z_loss) > 0:
         raise ConfigError(
             "routing.aux_loss and routing.z_loss need the whole mini-batch; set microbatch=null, or both to 0"

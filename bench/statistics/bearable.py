@@ -59,10 +59,11 @@ class Bearable:
     """What a loss bears of a dial."""
 
     crossing: float
-    """nan where the curve is nowhere on the line, inf where it never leaves it on the grid."""
+    """nan where the curve is nowhere on the line, inf where it never leaves it on the grid; 0 where it is on the line
+    at a dial of 0 alone."""
     ratio: float
     """The crossing in multiples of the reference's; at the end of the grid, and so a lower bound, if ``crossing`` is
-    inf. nan without a crossing, or if the reference never leaves its line."""
+    inf. nan without a crossing above 0, or if the reference never leaves its line."""
     low: float
     high: float
     """The 95 % interval of ``ratio``, nan below five seeds; 0 or inf if more draws than a tail holds have no ratio or,
@@ -78,7 +79,7 @@ class Bearable:
 
     def __str__(self) -> str:
         if not np.isfinite(self.ratio):
-            return "–" if np.isnan(self.crossing) else "reference > grid"
+            return "reference > grid" if self.crossing > 0 else "–"
         if np.isinf(self.crossing):
             return f"> {self.ratio:.2f}"
         if np.isnan(self.low) or self.low == self.high:  # the reference itself
@@ -174,8 +175,11 @@ def bearable(
         return *crossed, line_N - start_N, tops(ours_ND, ours.dial_D), tops(theirs_NE, reference.dial_D)
 
     def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
-        """Logarithm of the ratio, with a curve that never leaves its line at the end of the grid; nan where unknown."""
-        known = ~np.isnan(ours_N) & np.isfinite(theirs_N) & (theirs_N > 0)
+        """Logarithm of the ratio, with a curve that never leaves its line at the end of the grid; nan where unknown.
+
+        A curve that is on its line only where the dial is 0 bears nothing, as one that is nowhere on it.
+        """
+        known = (ours_N > 0) & np.isfinite(theirs_N) & (theirs_N > 0)
         found_N = np.full(len(ours_N), np.nan)
         found_N[known] = np.log(np.minimum(ours_N[known], ours.dial_D[-1]) / theirs_N[known])
         return found_N

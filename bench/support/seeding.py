@@ -6,6 +6,9 @@ as a fresh cold start, and an interrupted run the same numbers as an uninterrupt
 
 import hashlib
 import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -25,6 +28,25 @@ def torch_generator(seed: int, stage: str, step: int = 0, device: str = "cpu") -
 def numpy_generator(seed: int, stage: str, step: int = 0) -> np.random.Generator:
     """Return a generator for tasks and statistics, seeded with ``derive(seed, stage, step)``."""
     return np.random.default_rng(derive(seed, stage, step))
+
+
+@contextmanager
+def seeded_globals(seed: int, stage: str, step: int = 0) -> Iterator[None]:
+    """Seed the global generators of Python, numpy and torch for a user's code, and restore them afterwards.
+
+    The suite draws from none of them; a user's loss or task that does is reproducible, and resumes.
+    """
+    derived = derive(seed, f"globals {stage}", step)
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng():
+        random.seed(derived)
+        np.random.seed(derived % 2**32)  # noqa: NPY002
+        torch.manual_seed(derived)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 def repeatable(device: str, threads: int) -> None:

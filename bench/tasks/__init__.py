@@ -19,6 +19,9 @@ _HELD_OUT = 8
 # A larger score is infinite in float32.
 _LARGEST_SCORE = float(np.finfo(np.float32).max)
 
+# Demonstrations whose score is checked.
+_DEMONSTRATED = 64
+
 # After this many draws in a row without a usable prompt there is no such prompt.
 _MAX_DRAWS = 1000
 
@@ -49,6 +52,44 @@ class Task(Protocol):
         ...
 
 
+def sample(task: Task, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
+    """Return ``count`` prompts of a stream. Raises ValueError, in one line, if the task returns another number."""
+    prompts = task.sample(count, generator, held_out)
+    if len(prompts) != count:
+        stream = "held-out" if held_out else "training"
+        raise ValueError(f"{type(task).__name__}.sample returned {len(prompts)} {stream} prompts instead of {count}")
+    return prompts
+
+
+def check_streams(task: Task, training: int, held_out: int, demonstrates: bool) -> None:
+    """Draw prompts of both streams, and answers, before anything is trained.
+
+    Raises ValueError, in one line, for a stream that has not as many prompts, for a prompt in both streams, unless the
+    task declares ``shares_prompts = True``, and if the task's own score rejects all of its demonstrations.
+    """
+    name = type(task).__name__
+    # The same draws for both: a task that ignores held_out returns the same prompts.
+    trained = sample(task, training, np.random.default_rng(0))
+    kept = set(sample(task, held_out, np.random.default_rng(0), held_out=True))
+    shared = [prompt for prompt in trained if prompt in kept]
+    if shared and not getattr(task, "shares_prompts", False):
+        raise ValueError(
+            f"{name}.sample returns the prompt {reprlib.repr(shared[0])} both for training and held out; keep the two "
+            "apart (bench.tasks.is_held_out), or declare shares_prompts = True"
+        )
+    if not demonstrates:
+        return
+    prompts = trained[:_DEMONSTRATED]
+    answers = task.demonstrations(prompts, 0.0, np.random.default_rng(0))
+    if len(answers) != len(prompts):
+        raise ValueError(f"{name}.demonstrations returned {len(answers)} answers to {len(prompts)} prompts")
+    if all(score(task, prompt, answer, True) <= 0 for prompt, answer in zip(prompts, answers, strict=True)):
+        raise ValueError(
+            f"{name}.score gives 0 to all demonstrations without noise, such as {reprlib.repr(answers[0])} for the "
+            f"prompt {reprlib.repr(prompts[0])}"
+        )
+
+
 def score(task: Task, prompt: str, response: str, finished: bool) -> float:
     """Score a response as a float. Raises ValueError, in one line, for what is not a finite number."""
     value: Any = task.score(prompt, response, finished)
@@ -62,6 +103,22 @@ def score(task: Task, prompt: str, response: str, finished: bool) -> float:
             f"{reprlib.repr(prompt)} and the response {reprlib.repr(response)}"
         )
     return number
+
+
+def end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a response; a checkpoint may name several."""
+    ids: tuple[int, ...] = getattr(tokenizer, "end_ids", (tokenizer.eos_token_id,))
+    return ids
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], response: Sequence[int]) -> tuple[str, bool]:
+    """Return the text of a response's tokens, without its end token, and whether it has one.
+
+    Decoded behind the prompt's last token: a tokenizer may strip the first space of what it decodes.
+    """
+    finished, before = response[-1] in end_ids(tokenizer), list(prompt[-1:])
+    text = str(tokenizer.decode([*before, *response[: len(response) - finished]]))
+    return text[len(str(tokenizer.decode(before))) :], finished
 
 
 def is_held_out(prompt: str) -> bool:

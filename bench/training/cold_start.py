@@ -24,9 +24,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from steadymoe.algorithms.ops import aggregate
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files, regular_files
-from steadymoe.bench.support.seeding import numpy_generator, torch_generator
+from steadymoe.bench.support.seeding import numpy_generator, seeded_globals, torch_generator
 from steadymoe.bench.support.text import visible
-from steadymoe.bench.tasks import Task
+from steadymoe.bench.tasks import Task, sample
 from steadymoe.bench.training import checkpoint, optimizers
 from steadymoe.bench.training.forward import Sequences, forward, router_losses
 from steadymoe.bench.training.sampling import Decoding, roll_out
@@ -119,9 +119,11 @@ def train(
     checks = [] if partial is None else _resume(partial, model, optimizer)
     first, begun = checks[-1][0] if checks else 0, time.monotonic()
     for update in range(first + 1, most + 1):
-        _update(model, optimizer, task, numpy_generator(seed, "cold_start", update), config)
-        if update % numbers.check_every == 0:
-            accuracy = _accuracy(model, task, numbers.check_prompts, seed, update, precision)
+        with seeded_globals(seed, "cold_start", update):
+            _update(model, optimizer, task, numpy_generator(seed, "cold_start", update), config)
+            is_checked = update % numbers.check_every == 0
+            accuracy = _accuracy(model, task, numbers.check_prompts, seed, update, precision) if is_checked else 0.0
+        if is_checked:
             checks.append((update, accuracy))
             pace = (time.monotonic() - begun) / (update - first)
             on_check(update, accuracy, pace * updates_left(checks, low, most))
@@ -158,12 +160,13 @@ def _update(
     model: PreTrainedModel, optimizer: Optimizer, task: Task, generator: np.random.Generator, config: RunConfig
 ) -> None:
     """One supervised update on a batch of prompts that ``generator`` draws."""
-    prompts = task.sample(config.cold_start.batch_size, generator)
+    prompts = sample(task, config.cold_start.batch_size, generator)
     answers = task.demonstrations(prompts, config.cold_start.noise, generator)
     sequences = demonstrate(prompts, answers, task.tokenizer, model.device)
     now = forward(model, sequences, config.precision)
     loss = -aggregate(now.logprobs_BT, sequences.response_mask_BT, "seq-mean-token-mean")
-    (loss + router_losses(now, sequences, config.cold_start.aux_loss, config.cold_start.z_loss)).backward()
+    given = config.cold_start
+    (loss + router_losses(now, sequences, given.aux_loss, given.z_loss, given.aux_loss_per_layer)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
@@ -205,6 +208,6 @@ def demonstrate(
 
 
 def _accuracy(model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str) -> float:
-    held_out = task.sample(prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
+    held_out = sample(task, prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
     generator = torch_generator(seed, "cold_start_accuracy", update, model.device.type)
     return roll_out(model, task, held_out, 1, generator, Decoding(precision=precision)).scores_B.mean().item()

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from steadymoe.bench.training.forward import at_temperature
-from steadymoe.bench.training.packing import causal, positions, refusal
+from steadymoe.bench.training.packing import causal, positions
 from steadymoe.models.attention import Kept, from_kept
 from steadymoe.models.routing import RouteRecorder, log_softmax
 from steadymoe.models.selection import NO_ROUTE
@@ -33,12 +33,10 @@ class Decoder:
     alive_B: Tensor
     """Which rows have not drawn their last token."""
 
-    def __init__(self, model: PreTrainedModel, recorder: RouteRecorder, temperature: float) -> None:
+    def __init__(self, model: PreTrainedModel, recorder: RouteRecorder, temperature: float, shares: bool) -> None:
+        """``shares``: keep keys and values of a prompt once for all its rows."""
         self._model, self._recorder, self._temperature = model, recorder, temperature
-        # Keys and values of a prompt are kept once for all its rows if every layer attends to all earlier tokens, by
-        # the attention function that the config names.
-        by_name = model._supports_attention_backend
-        self._shares = by_name and refusal(model.config) is None
+        self._shares = shares
         self._cache = DynamicCache(config=model.config)
         self._chosen: list[Tensor] = []
         self._gates: list[Tensor] = []
@@ -72,11 +70,11 @@ class Decoder:
         self._fed_R = torch.arange(len(rows_B), device=rows_B.device)  # the rows that the cache holds
         return all_logprobs_PV.repeat_interleave(responses, 0)
 
-    def append(self, token_B1: Tensor, end: int) -> None:
-        """Add a token to each unfinished row, and padding to the others; a row ends with the token ``end``."""
+    def append(self, token_B1: Tensor, ends_E: Tensor) -> None:
+        """Add a token to each unfinished row, and padding to the others; each of ``ends_E`` ends a row."""
         self._tokens.append(torch.where(self.alive_B[:, None], token_B1, 0))
         self.mask_BS = torch.cat([self.mask_BS, self.alive_B[:, None].long()], dim=1)
-        self.alive_B = self.alive_B & (token_B1.squeeze(-1) != end)
+        self.alive_B = self.alive_B & ~torch.isin(token_B1.squeeze(-1), ends_E)
 
     def drop_finished(self) -> None:
         """Take rows that have ended out of the cache, once ``MIN_ALIVE`` of its rows or fewer go on."""

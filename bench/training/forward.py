@@ -10,16 +10,22 @@ import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions, joined_by
+from steadymoe.bench.training import packing
 from steadymoe.bench.training.packing import Layout, separate
 from steadymoe.models.attention import in_two_parts
 from steadymoe.models.routing import Routed, RouteRecorder, load_balancing_loss, log_softmax, z_loss
 from steadymoe.models.selection import NO_ROUTE
+
+# The largest mean difference of log-probabilities that another order of computation may make. A model that cannot share
+# prompts differs by much more, also before it has learned.
+_APART = 1e-4
 
 
 @dataclass(frozen=True)
@@ -174,8 +180,37 @@ def forward(
     return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, ((routed, layout),), top_BTK)
 
 
-def router_losses(now: Forward, sequences: Sequences, aux_coefficient: float, z_coefficient: float) -> Tensor | float:
+def sharing_refusal(model: PreTrainedModel) -> str | None:
+    """Return the reason why a model cannot share prompts, in training and in decoding; None if it can.
+
+    Decided once for a model and its copies, by its config, and by a forward of four made-up sequences with and without
+    sharing. Each stands twice behind its prompt: if one response could see the other, or an attention had more inputs
+    than keys and values (sinks), the two forwards would differ.
+    """
+    if not hasattr(model, "sharing_refusal"):
+        model.sharing_refusal = packing.refusal(model) or _apart(model)  # a copy of the model has it, too
+    return cast(str | None, model.sharing_refusal)
+
+
+@torch.no_grad()
+def _apart(model: PreTrainedModel) -> str | None:
+    index_BS = torch.arange(4 * 12, device=model.device).view(4, 12)
+    mask_BS = (index_BS % 12 >= index_BS // 12).long()  # prompts of six tokens to three, then six of a response
+    four = Sequences((index_BS * 7 + 3) % model.config.get_text_config().vocab_size, mask_BS, 6)
+    rows_B = torch.arange(4, device=model.device).repeat(2)
+    twice = four.rows(rows_B)
+    fed = packing.shared(twice.tokens_BS, twice.mask_BS, twice.response_width, rows_B)
+    plain, shared = (forward(model, twice, "fp32", Extras(routes=False), layout=each) for each in (None, fed))
+    apart = float((plain.logprobs_BT - shared.logprobs_BT).abs().mean())
+    return None if apart <= _APART else f"log-probabilities would differ by {apart:.2g} on average"
+
+
+def router_losses(
+    now: Forward, sequences: Sequences, aux_coefficient: float, z_coefficient: float, per_layer: bool = False
+) -> Tensor | float:
     """Return the sum of the load-balancing loss and the router z-loss over all fed tokens, each times its coefficient.
+
+    ``per_layer`` balances every layer by itself.
 
     0 for a dense model, and where both coefficients are 0.
     """
@@ -185,7 +220,8 @@ def router_losses(now: Forward, sequences: Sequences, aux_coefficient: float, z_
     mask_N = sequences.route_mask_BF.flatten()
     if aux_coefficient > 0:
         executed_LNK = now.executed_LBFK.flatten(1, 2)
-        loss = loss + aux_coefficient * load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N)
+        balance = load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N, per_layer)
+        loss = loss + aux_coefficient * balance
     if z_coefficient > 0:
         loss = loss + z_coefficient * z_loss(now.router_logits_LNE, mask_N)
     return loss

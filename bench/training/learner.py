@@ -136,9 +136,14 @@ class Learner:
             batch = self.batch(rollout, old, advantages_BT, part.rows_M, now, responses_and_tokens)
             output = self.objective(batch)
             sequences = rollout.sequences.rows(part.rows_M)
-            loss = output.loss + router_losses(now, sequences, routing.aux_loss, routing.z_loss)
+            per_layer = routing.aux_loss_per_layer
+            loss = output.loss + router_losses(now, sequences, routing.aux_loss, routing.z_loss, per_layer)
             if loss.requires_grad:  # a user's loss may have no gradient: the run says so at its end
-                loss.backward()
+                try:
+                    loss.backward()
+                except RuntimeError as error:  # an operation in place, say: the frames of the loss are gone
+                    name, place = type(self.objective.loss).__name__, self.objective.loss.place
+                    raise RuntimeError(f"the gradient of {name} failed ({place}): {error}") from error
             if self.predictor is not None and not first:
                 share = batch.mask_BT.sum() / responses_and_tokens[1]
                 predictions.append(self._learn_to_predict(share, old, part.rows_M, now, batch.mask_BT))

@@ -13,16 +13,12 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms.objective import Objective
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.training import packing, token_metrics
-from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
+from steadymoe.bench.training import packing
+from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward, sharing_refusal
 from steadymoe.bench.training.packing import Layout
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
-
-# The largest mean difference of log-probabilities that another order of computation may make. A model that cannot share
-# prompts differs by about 1.
-_APART = {"fp32": 1e-4, "bf16": 5e-2}
 
 
 @dataclass(eq=False)
@@ -42,7 +38,7 @@ class Forwards:
         self.unshared: str | None = "savings.share_prompts is off"
         """The reason why prompts are not shared; None if they are shared."""
         if config.savings.share_prompts:
-            self.unshared = self._router_loss_refusal() or packing.refusal(model.config)
+            self.unshared = self._router_loss_refusal() or sharing_refusal(model)
 
     @property
     def records_routes(self) -> bool:
@@ -51,23 +47,6 @@ class Forwards:
         router_losses = self._router_loss_refusal() is not None
         balances = self.config.routing.bias_speed > 0
         return self.config.measure == "all" or replays or router_losses or balances or self.objective.traits.routes
-
-    @torch.no_grad()
-    def check_sharing(self, sequences: Sequences) -> None:
-        """Compare log-probabilities with and without sharing, and share no prompts if they differ.
-
-        Each sequence stands twice behind its prompt. If one response could see the other, the two forwards would
-        differ.
-        """
-        if self.unshared is not None:
-            return
-        rows = torch.arange(min(len(sequences.tokens_BS), 4), device=sequences.tokens_BS.device).repeat(2)
-        twice, precision = sequences.rows(rows), self.config.precision
-        fed = packing.shared(twice.tokens_BS, twice.mask_BS, twice.response_width, rows)
-        plain, shared = (forward(self.model, twice, precision, layout=each) for each in (None, fed))
-        apart = token_metrics.mean((plain.logprobs_BT - shared.logprobs_BT).abs(), twice.response_mask_BT)
-        if not apart <= _APART[precision]:
-            self.unshared = f"log-probabilities would differ by {float(apart):.2g} on average"
 
     @torch.no_grad()
     def check_routers(self, sequences: Sequences) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PreTrainedModel
 
 from steadymoe.models.attention import TwoParts
 from steadymoe.models.selection import NO_ROUTE
@@ -188,15 +188,18 @@ def additive(seen_PX: Tensor) -> Tensor:
     return torch.zeros(seen_P1QX.shape, device=seen_PX.device).masked_fill_(~seen_P1QX, torch.finfo(torch.float32).min)
 
 
-def refusal(config: PretrainedConfig) -> str | None:
-    """Return the reason why a model of this config cannot share prompts; None if it can.
+def refusal(model: PreTrainedModel) -> str | None:
+    """Return the reason in a model's config why it cannot share prompts; None if there is none.
 
     The two parts know no sliding window, and a recurrent state would pass from one response to the next.
     """
+    config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         return f"layers of {', '.join(sorted(kinds - {'full_attention'}))}"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return "a sliding window"
+    if not model._supports_attention_backend:
+        return "attention that the config does not choose"
     kind = config._attn_implementation
     return None if kind in _PLAIN else f"attention by {kind}"

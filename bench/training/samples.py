@@ -35,6 +35,8 @@ def is_shown(step: int, steps: int) -> bool:
 
 def take(rollout: "Rollout", task: "Task", step: int, responses: int) -> list[Row]:
     """step, prompt, response, finished, reward of the first rows of a rollout with ``responses`` to each prompt."""
+    from steadymoe.bench.tasks import decoded  # it imports transformers, which who reads samples need not wait for
+
     sequences, rows = rollout.sequences, []
     width = sequences.tokens_BS.shape[1] - sequences.response_width
     for index in range(len(sequences.tokens_BS)):
@@ -42,8 +44,8 @@ def take(rollout: "Rollout", task: "Task", step: int, responses: int) -> list[Ro
             continue
         tokens, real = sequences.tokens_BS[index], sequences.mask_BS[index].bool()
         prompt, response = tokens[:width][real[:width]].tolist(), tokens[width:][real[width:]].tolist()
-        finished = response[-1] == task.tokenizer.eos_token_id
-        texts = (str(task.tokenizer.decode(part)) for part in (prompt, response[: len(response) - finished]))
+        text, finished = decoded(task.tokenizer, prompt, response)
+        texts = str(task.tokenizer.decode(prompt)), text
         shortened = dict(zip(("prompt", "response"), map(_bounded, texts), strict=True))
         rows.append({"step": step} | shortened | {"finished": finished, "reward": rollout.scores_B[index].item()})
     return rows

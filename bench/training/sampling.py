@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 from transformers import BatchEncoding, PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions, joined, joined_by
-from steadymoe.bench.tasks import Task, score
+from steadymoe.bench.tasks import Task, decoded, end_ids, score
 from steadymoe.bench.training.decoding import Decoder
-from steadymoe.bench.training.forward import Sequences, autocast
+from steadymoe.bench.training.forward import Sequences, autocast, sharing_refusal
 from steadymoe.models.engine import Engine, Exact
 from steadymoe.models.routing import RouteRecorder
 from steadymoe.models.selection import NO_ROUTE
@@ -125,17 +125,18 @@ def roll_out(
 ) -> Rollout:
     """Sample ``responses`` answers to each prompt and score them. Raises as ``sample`` and ``score`` do."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
-    end = task.tokenizer.eos_token_id
+    ends = end_ids(task.tokenizer)
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
-    rollout = sample(model, encoded, responses, end, task.max_new_tokens, generator, decoding)
+    rollout = sample(model, encoded, responses, ends, task.max_new_tokens, generator, decoding)
     sequences = rollout.sequences
     responses_BT = sequences.tokens_BS[:, -sequences.response_width :]
     lengths_B = sequences.response_mask_BT.sum(-1)
     scores = []
-    for prompt, row_T, length in zip(repeated, responses_BT.tolist(), lengths_B.tolist(), strict=True):
-        finished = row_T[length - 1] == end
-        text = task.tokenizer.decode(row_T[: length - finished])
-        scores.append(score(task, prompt, str(text), finished))
+    prompts_B = encoded["input_ids"].repeat_interleave(responses, 0)
+    for prompt, row_W, row_T, length in zip(
+        repeated, prompts_B.tolist(), responses_BT.tolist(), lengths_B.tolist(), strict=True
+    ):
+        scores.append(score(task, prompt, *decoded(task.tokenizer, row_W, row_T[:length])))
     return replace(rollout, scores_B=torch.tensor(scores, device=model.device))
 
 
@@ -144,22 +145,23 @@ def sample(
     model: PreTrainedModel,
     encoded: BatchEncoding,
     responses: int,
-    end: int,
+    ends: Sequence[int],
     max_new_tokens: int,
     generator: torch.Generator,
     decoding: Decoding = Decoding(),
 ) -> Rollout:
-    """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens; no scores yet.
+    """Sample ``responses`` rows per prompt until each has drawn an end token or ``max_new_tokens``; no scores yet.
 
-    ``encoded`` holds ``input_ids`` and ``attention_mask`` of the prompts, (P, W) each, padded on the left. That rows
-    leave the batch changes no draw, except for an engine's own noise. Padding tokens have id 0. Raises RuntimeError if
-    the routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not
-    finite.
+    ``encoded`` holds ``input_ids`` and ``attention_mask`` of the prompts, (P, W) each, padded on the left. ``ends`` are
+    the ids that end a row. That rows leave the batch changes no draw, except for an engine's own noise. Padding tokens
+    have id 0. Raises RuntimeError if the routes do not fall on the tokens they belong to, and FloatingPointError if the
+    policy's distribution is not finite.
     """
     logprobs, top, kept, engine = [], [], [], decoding.engine
-    recorder = RouteRecorder(model, decoding.routes, decoding.gates)
+    ends_E = torch.tensor(ends, device=model.device)
+    recorder, shares = RouteRecorder(model, decoding.routes, decoding.gates), sharing_refusal(model) is None
     with recorder, autocast(model.device.type, decoding.precision):
-        decoder = Decoder(model, recorder, decoding.temperature * engine.temperature)
+        decoder = Decoder(model, recorder, decoding.temperature * engine.temperature, shares)
         if decoding.bank_LNK is not None:
             decoder.draw_routes(decoding.bank_LNK, generator)
         all_logprobs_BV = decoder.feed_prompts(encoded["input_ids"], encoded["attention_mask"], responses)
@@ -178,7 +180,7 @@ def sample(
             logprobs.append(torch.where(decoder.alive_B, drawn_BV.gather(-1, token_B1).squeeze(-1), 0.0))
             if decoding.top_k:
                 top.append(_most_likely(drawn_BV, token_B1, decoding.top_k))
-            decoder.append(token_B1, end)
+            decoder.append(token_B1, ends_E)
             if len(logprobs) == max_new_tokens or not decoder.alive_B.any():
                 break
             decoder.drop_finished()

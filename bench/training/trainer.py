@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms import build, ops
 from steadymoe.bench.schema import OverlongConfig, RunConfig
 from steadymoe.bench.support.clock import Clock
-from steadymoe.bench.support.seeding import numpy_generator, torch_generator
-from steadymoe.bench.tasks import Task
+from steadymoe.bench.support.seeding import numpy_generator, seeded_globals, torch_generator
+from steadymoe.bench.tasks import Task, sample
 from steadymoe.bench.training import samples
 from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, rollout_columns
 from steadymoe.bench.training.learner import RECALLS, Learner
@@ -50,15 +50,19 @@ class Trainer:
         self._measures = config.measure == "all"
         self.sampler = Sampler(build(config.engine), model)
         self.advantage = build(config.used_advantage)
-        drawn = numpy_generator(config.seed, "evaluation")
-        self._held_out = task.sample(config.evaluation.prompts, drawn, held_out=True)
-        fixed = self._rollout("probe", 0, config.probe.responses, 1)
+        with seeded_globals(config.seed, "start"):
+            drawn = numpy_generator(config.seed, "evaluation")
+            self._held_out = sample(task, config.evaluation.prompts, drawn, held_out=True)
+            fixed = self._rollout("probe", 0, config.probe.responses, 1)
         self._since_start = Probe(model, fixed.sequences, config.precision)
-        self.learner.forwards.check_sharing(fixed.sequences)
         self.learner.forwards.check_routers(fixed.sequences)
 
     def step(self, step: int) -> StepResult:
         """Sample one rollout with the current weights and train on it."""
+        with seeded_globals(self.config.seed, "step", step):
+            return self._step(step)
+
+    def _step(self, step: int) -> StepResult:
         clock, rows = Clock(self.model.device), StepRows(step)
         try:
             with clock("rollout_seconds"):
@@ -111,6 +115,10 @@ class Trainer:
         first prompts; the greedy response everywhere with ``measure=all``. Raises FloatingPointError if the policy's
         distribution is not finite.
         """
+        with seeded_globals(self.config.seed, "evaluation"):
+            return self._evaluate(step)
+
+    def _evaluate(self, step: int) -> list[Row]:
         numbers, ends = self.config.evaluation, step in (0, self.config.steps)
         permutes = numbers.permuted_routes and self.learner.experts > 0
         decoding = Decoding(precision=self.config.precision, routes=permutes)
@@ -158,7 +166,7 @@ class Trainer:
     ) -> Rollout:
         """Sample with ``sampler`` under the engine; for None, held-out prompts with the trained model."""
         seed, temperature = self.config.seed, self.config.rollout.temperature
-        texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
+        texts = sample(self.task, prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
         if sampler is None:
             decoding = Decoding(precision=self.config.precision, temperature=temperature)

@@ -11,7 +11,7 @@ from steadymoe.bench.check import command
 
 LINES = [
     *("fields", "shapes", "gradient", "padding", "masked tokens", "no tokens", "order", "micro-batches"),
-    *("zero advantage", "ratio 1", "extreme ratios", "memory", "share of a step"),
+    *("zero advantage", "ratio 1", "extreme ratios", "random numbers", "memory", "share of a step"),
 ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import odd_losses
 import pytest
 import torch
 from small_runs import SMALL
@@ -37,6 +38,7 @@ STATED = {
     "micro-batches": ("never split: the trait whole_minibatch is set", {"gepo", "m2po", "r2vpo", "sat", "sat_gspo"}),
     "zero advantage": ("responses with advantage 0 count: the trait zero_advantage_is_free is False", NOT_FREE),
     "memory": (properties.KEEPS_STATE, {"r2vpo"}),
+    "random numbers": ("draws random numbers", set()),
     "ratio 1": ("a different gradient, as its docstring says: At ratio 1 the policy gradient is multiplied", {"gepo"}),
 }
 
@@ -50,7 +52,7 @@ def test_every_shipped_algorithm_passes_or_states_why_it_differs(name: str) -> N
     found = list(ask({"fields": lambda: command.check_fields(given), **properties.of(load(name))}))
     assert [each.line for each in found if not each.passed] == []
     told = {each.name: each.sentence for each in found}
-    assert len(told) == 12
+    assert len(told) == 13
     for line, (words, who) in STATED.items():
         assert (words in told[line]) == (name in who or name.partition("@")[0] in who), told[line]
     unneeded = {line for line, sentence in told.items() if "though" in sentence}
@@ -228,6 +230,30 @@ def test_loss_that_raises_or_has_the_wrong_shape_fails_in_one_line() -> None:
     assert finding.line.startswith(f"FAILS   shapes: KeyError: 'no such\\nthing' ({__file__}, line ")
     finding, *_ = ask(properties.of(made(lambda self, batch: self.ratio_of(batch).mean(-1))))
     assert finding.line == "FAILS   shapes: values_BT must be a tensor of the shape (6, 5), got (6,)"
+
+
+def test_loss_with_random_numbers_says_so_and_is_not_blamed_for_them() -> None:
+    found = {each.name: each for each in ask(properties.of(odd_losses.TokenDropout()))}
+    assert all(each.passed for each in found.values()), [each.line for each in found.values()]
+    assert found["random numbers"].sentence.startswith("draws random numbers")
+    assert found["padding"].sentence == "not checked, because the loss draws random numbers"
+    assert found["memory"].sentence.startswith("none")
+    assert properties.random_numbers(made(push)) == "none"
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (odd_losses.InPlace(), "ValueError: InPlace.surrogate changed the batch in place: advantages_BT ("),
+        (odd_losses.InPlaceOfTheGraph(), "modified by an inplace operation"),
+        (odd_losses.OneValueARow(), "values_BT must be a tensor of the shape (6, 5), got (6, 1)"),
+        (odd_losses.NotANumber(), "on an ordinary batch the loss is not finite"),
+    ],
+)
+def test_fault_that_spoils_every_property_is_the_only_line(loss: TokenLoss, words: str) -> None:
+    (finding,) = ask(properties.of(loss))
+    assert not finding.passed
+    assert words in finding.line
 
 
 # --- fields ------------------------------------------------------------------------------------------

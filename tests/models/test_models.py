@@ -127,6 +127,18 @@ def test_load_balancing_loss_matches_transformers_and_ignores_padding(padding: l
     assert_close(torch.autograd.grad(ours, logits_LNE), torch.autograd.grad(theirs, logits_LNE))
 
 
+def test_load_balancing_loss_per_layer_sees_layers_that_collapse_on_different_experts() -> None:
+    logits_LNE = [torch.tensor([[50.0, 0.0]] * 3), torch.tensor([[0.0, 50.0]] * 3)]
+    indices_LNK = torch.stack([logits_NE.topk(1).indices for logits_NE in logits_LNE])
+    assert load_balancing_loss(logits_LNE, indices_LNK, torch.ones(3)) == pytest.approx(1)  # as if perfectly even
+    assert load_balancing_loss(logits_LNE, indices_LNK, torch.ones(3), per_layer=True) == pytest.approx(2)
+    even_LNE = [torch.tensor([[50.0, 0.0], [0.0, 50.0]])] * 2
+    even_LNK = torch.stack([logits_NE.topk(1).indices for logits_NE in even_LNE])
+    assert load_balancing_loss(even_LNE, even_LNK, torch.ones(2), per_layer=True) == pytest.approx(1)
+    alone = load_balancing_loss(logits_LNE[:1], indices_LNK[:1], torch.ones(3))
+    assert load_balancing_loss(logits_LNE[:1], indices_LNK[:1], torch.ones(3), per_layer=True) == alone
+
+
 def test_dropout_is_switched_off() -> None:
     noisy = make({"_target_": "transformers.GPT2Config", "n_layer": 1, "n_head": 2, "n_embd": 8})  # dropout 0.1
     tokens = torch.tensor([[2, 3, 4, 5]])

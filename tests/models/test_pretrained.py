@@ -11,12 +11,16 @@ import torch
 from fixtures import MICRO
 from safetensors.torch import load_file, save_file
 from small_runs import SMALL
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
 from torch.testing import assert_close
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from steadymoe.bench.runs import compose, execute, record
 from steadymoe.bench.schema import ConfigError
+from steadymoe.bench.tasks import decoded, end_ids
 from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.sampling import roll_out
 from steadymoe.models import build, pretrained
 
 # "=3+4==" for a prompt "3+4=": in characters that the task's own tokenizer has.
@@ -44,6 +48,22 @@ def edit(file: Path, **values: Any) -> None:
     """Change values of a JSON file; None takes one out."""
     numbers = (json.loads(file.read_text()) if file.exists() else {}) | values
     file.write_text(json.dumps({key: value for key, value in numbers.items() if value is not None}))
+
+
+def in_vocabulary(folder: Path, token: str, index: int) -> None:
+    """Give the tokenizer, and the model, one more token."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"][token] = index
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    edit(folder / "config.json", vocab_size=32)
+
+
+def with_gap(folder: Path) -> None:
+    in_vocabulary(folder, "x", 20)
+
+
+def with_silent_token(folder: Path) -> None:
+    in_vocabulary(folder, "", 16)
 
 
 def test_checkpoint_loads_completely_and_like_a_built_model(folder: Path, model: PreTrainedModel) -> None:
@@ -135,6 +155,19 @@ def test_hash_depends_on_content_not_location(folder: Path) -> None:
         (lambda folder: edit(folder / "tokenizer_config.json", eos_token=None), "has no end token"),
         (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, but its model has 9"),
         (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot encode the prompts of this task"),
+        (
+            lambda folder: (folder / "chat_template.jinja").write_text(
+                TEMPLATE.replace("content'] }", "content'][1:] }")
+            ),
+            "changes the prompt",
+        ),
+        (lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE + "<eos>"), "puts an end token behind"),
+        (
+            lambda folder: (folder / "chat_template.jinja").write_text("{{ '0123456789' | random }}" + TEMPLATE),
+            "writes a prompt differently each time",
+        ),
+        (with_silent_token, "has 1 tokens without a text, first 16"),
+        (with_gap, "has 17 tokens, but ids up to 20"),
         (lambda folder: edit(folder / "config.json", max_position_embeddings=8), "need 11 positions; .* has 8"),
         (lambda folder: edit(folder / "generation_config.json", max_length=10), "need 11 positions; .* has 10"),
         (lambda folder: edit(folder / "generation_config.json", max_new_tokens=4), "is 5, .* allows responses of 4"),
@@ -155,6 +188,56 @@ def test_settings_of_built_models_are_refused(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             planned(folder, word)
+
+
+def test_further_end_tokens_of_the_checkpoint_end_a_response(folder: Path, task: Chain) -> None:
+    edit(folder / "config.json", eos_token_id=[1, 15])
+    edit(folder / "generation_config.json", eos_token_id=[1, 14])
+    task.tokenizer = pretrained.load_tokenizer(str(folder))
+    assert end_ids(task.tokenizer) == (1, 14, 15)
+    model = pretrained.load(str(folder), "cpu")
+    made = roll_out(model, task, ["1+2="] * 64, 8, torch.Generator().manual_seed(0))
+    responses_BT, mask_BT = (
+        made.sequences.tokens_BS[:, -made.sequences.response_width :],
+        made.sequences.response_mask_BT,
+    )
+    ends_BT = torch.isin(responses_BT, torch.tensor([1, 14, 15])) & mask_BT.bool()
+    assert {1, 14, 15} == set(responses_BT[ends_BT].tolist())
+    assert (ends_BT.sum(-1) <= 1).all()
+    assert (ends_BT[:, :-1] & mask_BT[:, 1:].bool()).sum() == 0, "nothing follows an end"
+
+
+def test_ids_without_a_token_are_never_drawn(folder: Path, task: Chain) -> None:
+    model = pretrained.load(str(folder), "cpu")
+    model.resize_token_embeddings(32, mean_resizing=False)  # as many real vocabularies are
+    with torch.no_grad():
+        model.get_output_embeddings().weight[16:] = 100 * model.get_output_embeddings().weight[:16]
+    model.save_pretrained(folder)
+    made = planned(folder, "steps=1")
+    loaded = pretrained.load(str(folder), "cpu")
+    task.tokenizer = pretrained.load_tokenizer(str(folder))
+    assert loaded.config.vocab_size == loaded.get_output_embeddings().weight.shape[0] == 16
+    rollout = roll_out(loaded, task, ["1+2="] * 8, 8, torch.Generator().manual_seed(0))
+    assert int(rollout.sequences.tokens_BS.max()) < 16
+    assert execute.execute(made) == "finished"
+
+
+def test_text_that_is_scored_is_that_of_the_drawn_tokens(folder: Path) -> None:
+    """A tokenizer that strips the first space of what it decodes, and tidies the others."""
+    words = {"<eos>": 0, "=": 1, "▁4": 2, "4": 3, "▁": 4}
+    backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+    assert tokenizer.decode([2]) == tokenizer.decode([3]) == "4"
+    assert [decoded(tokenizer, [1], [token])[0] for token in (2, 3, 4)] == [" 4", "4", " "]
+    assert decoded(tokenizer, [1], [3, 3, 0]) == ("44", True)
+    assert decoded(tokenizer, [1], [0]) == ("", True)
+
+
+def test_dates_in_a_chat_template_do_not_depend_on_the_day(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("{%", "{{ strftime_now('%d') }}{%", 1))
+    tokenizer = pretrained.load_tokenizer(str(folder))
+    assert tokenizer.decode(tokenizer(["1+2="])["input_ids"][0]) == "2024-07-26=1+2=="
 
 
 def test_missing_weights_fail_the_run(folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 import itertools
 import re
+import warnings
 from pathlib import Path
 
+import matplotlib as mpl
 import pandas as pd
 import pytest
 from fixtures import RECORDED, Said
@@ -134,6 +136,30 @@ def test_style_sheet_overrides_the_default_style(folder: Path, drawn: Said) -> N
     assert curves.overview(steps).axes[0].xaxis.label.get_fontsize() == 7
     assert "112233" in drawn("--style", str(folder / "my.mplstyle"))
     assert "112233" not in drawn()
+
+
+def test_the_users_matplotlibrc_changes_no_figure(drawn: Said) -> None:
+    before = drawn(suffix="png")
+    for theirs in ({"savefig.bbox": "tight", "lines.linewidth": 4, "font.family": "serif"}, {"text.usetex": True}):
+        with mpl.rc_context(theirs):
+            assert drawn(suffix="png") == before
+            assert all(mpl.rcParams[key] in (value, [value]) for key, value in theirs.items()), "theirs are back"
+
+
+def test_names_without_a_glyph_are_said_in_one_line_or_drawn_in_another_font(
+    drawn: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(style, "_say_once", said.append)
+    monkeypatch.setattr(style, "_family_with", lambda letters: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "基线" in drawn("--names", "grpo=基线")
+    assert set(said) == {"steadymoe: no installed font has 基 线: rename arms with --names"}
+    said.clear()
+    monkeypatch.setattr(style, "_family_with", lambda letters: "DejaVu Serif" if letters == set("基线") else None)
+    drawn("--names", "grpo=基线")
+    assert said == []
 
 
 def test_style_sheet_sets_the_width_unless_columns_do() -> None:

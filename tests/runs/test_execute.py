@@ -1,6 +1,8 @@
 """Whole runs, small: they repeat to the bit, survive a kill, and are never overwritten silently."""
 
 import json
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +16,19 @@ import pandas as pd
 import pytest
 import torch
 from hydra.utils import instantiate
-from small_runs import PROPORTIONAL, SMALL, assert_same, finished, interrupt, planned, tables, trainer, updated
+from small_runs import (
+    PROPORTIONAL,
+    SMALL,
+    assert_resumes,
+    assert_same,
+    finished,
+    interrupt,
+    planned,
+    sharing_starts,
+    tables,
+    trainer,
+    updated,
+)
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
@@ -107,6 +121,32 @@ def test_run_killed_at_a_random_step_resumes_to_the_same_numbers(whole: compose.
     assert_same(whole.folder, made.folder)
     left = {path.name for path in made.folder.iterdir() if not path.name.startswith(".")}
     assert left == {"run.json", "samples.jsonl", *(f"{name}.parquet" for name in TABLES)}
+
+
+def test_run_of_a_loss_that_draws_random_numbers_repeats_and_resumes(tmp_path: Path) -> None:
+    word = "algorithm.loss._target_=odd_losses.TokenDropout"
+    before = random.getstate(), torch.get_rng_state()
+    whole = assert_resumes(tmp_path, 6, word)
+    assert (random.getstate(), torch.get_rng_state().tolist()) == (before[0], before[1].tolist()), "restored"
+    again = finished(tmp_path / "again", word)
+    assert_same(whole.folder, again.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("InPlace", "InPlace.surrogate changed the batch in place: advantages_BT"),
+        ("InPlaceOfTheGraph", "the gradient of InPlaceOfTheGraph failed"),
+        ("OneValueARow", "OneValueARow.surrogate must return a value for each token"),
+    ],
+)
+def test_fault_of_a_loss_names_its_file_and_line(tmp_path: Path, name: str, words: str) -> None:
+    made = planned(tmp_path, f"algorithm.loss._target_=odd_losses.{name}", "steps=1")
+    with sharing_starts(tmp_path):
+        assert execute.execute(made) == "failed"
+    error = record.known(made.folder)["error"].splitlines()[-1]
+    assert words in error
+    assert re.search(r"odd_losses\.py, line \d+", error)
 
 
 def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(whole: compose.Run, tmp_path: Path) -> None:
@@ -252,6 +292,9 @@ def test_only_algorithms_share_a_cold_start(tmp_path: Path) -> None:
     others = ["seed=1", "task.modulus=5", "model.config.num_experts=4", "cold_start.noise=0.3", "precision=bf16"]
     others += [f"cold_start.{name}=0.5" for name in ("router_factor", "aux_loss", "z_loss")]
     assert len({fingerprint(), *(fingerprint(word) for word in others)}) == 1 + len(others)
+    per = "cold_start.aux_loss_per_layer"
+    pooled, layers = ([f"{per}={each}", "cold_start.aux_loss=0.5"] for each in ("false", "true"))
+    assert fingerprint(*pooled) == fingerprint("cold_start.aux_loss=0.5") != fingerprint(*layers)
 
 
 def test_cold_start_outside_its_band_says_what_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra")}))
     optimizers = {name: conf.read("optimizer", name) for name in conf.names("optimizer")}
     fields |= {key for numbers in optimizers.values() for key in flatten(numbers, "optimizer.")}
-    own |= {"optimizer": optimizers["adamw"]}
+    own |= {"optimizer": optimizers["adamw"], "routing": conf.read("routing", "off")}
     fields |= {f"routing.{key}" for name in conf.names("routing") for key in conf.read("routing", name)}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
     defaults = {key: field.default for key, field in SETTINGS.items() if field.default is not dataclasses.MISSING}

@@ -3,6 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from steadymoe.bench.statistics.bearable import (
     SHARE,
@@ -185,6 +187,44 @@ def test_draws_without_a_reference_crossing_widen_both_ends() -> None:
     assert made.low == 0
     assert np.isinf(made.high)
     assert made.p > 0.05
+
+
+# A dial that begins at 0: 0, 1, 2. The line is at 0.5.
+FROM_0, THEIRS = np.array([0.0, 1.0, 2.0]), np.repeat([[0.75], [0.75], [0.25]], 5, axis=1)
+
+
+def from_0(levels_DS: list[list[float]]) -> Bearable:
+    ours, reference = of(np.array(levels_DS), FROM_0), of(THEIRS, FROM_0)
+    return bearable(ours, reference, np.full(5, 0.25), np.random.default_rng(0))
+
+
+def test_draws_that_are_on_the_line_only_at_0_are_unknown() -> None:
+    levels = [[0.5, 0.5, 0.5, 0.5, 1.0], [0.375, 0.375, 0.375, 0.375, 1.0], [0.0] * 5]
+    made = from_0(levels)
+    assert made.ratio == pytest.approx(2 / 3)
+    assert made.p > 0.5, "a third of the draws leave out the last seed"
+    assert made.low == 0
+    nothing = from_0([[0.5] * 5, [0.375] * 5, [0.0] * 5])
+    assert (nothing.crossing, str(nothing)) == (0, "–")
+    assert np.isnan([nothing.ratio, nothing.p]).all()
+
+
+@pytest.mark.filterwarnings("error")
+@given(
+    levels=st.lists(
+        st.lists(st.sampled_from(np.linspace(0, 1, 9).tolist()), min_size=5, max_size=5), min_size=3, max_size=3
+    ),
+    place=st.tuples(st.integers(0, 2), st.integers(0, 4)),
+    step=st.sampled_from([-1e-6, 1e-6]),
+)
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_a_step_of_a_millionth_decides_nothing(levels: list[list[float]], place: tuple[int, int], step: float) -> None:
+    moved = [
+        [each + step * ((dial, seed) == place) for seed, each in enumerate(row)] for dial, row in enumerate(levels)
+    ]
+    before, after = from_0(levels), from_0(moved)
+    assert not (before.p > 0.5 and after.p < 0.05)
+    assert not (after.p > 0.5 and before.p < 0.05)
 
 
 @pytest.mark.parametrize("seeds", [5, 8])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fixtures import MICRO
 
-from steadymoe.bench.runs import compose
+from steadymoe.bench.runs import compose, fits
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.tasks import Task, is_held_out, score
 from steadymoe.bench.tasks.chain import Chain
@@ -352,6 +352,63 @@ def test_non_finite_score_is_reported_with_task_prompt_and_value(value: Any) -> 
         roll_out(model, task, ["12="], 2, torch.Generator().manual_seed(0))
     assert reprlib.repr(value) in str(told.value)
     assert "\n" not in str(told.value)
+
+
+# --- the contract of a task ------------------------------------------------------------------------------------------
+
+
+class Odd(Sort):
+    """Sorting as a user might get it wrong; a config names it by this module."""
+
+    fault: str = ""
+
+    def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
+        """Return prompts, from the wrong stream or in the wrong number."""
+        drawn = super().sample(count, generator, held_out and self.fault not in ("ignores held_out", "declares"))
+        return drawn[:100] if self.fault == "too short" and held_out else drawn
+
+    def demonstrations(self, prompts: Any, noise: float, generator: np.random.Generator) -> list[str]:
+        """Return answers, backwards or too few."""
+        answers = super().demonstrations(prompts, noise, generator)
+        if self.fault == "one answer":
+            return answers[:1]
+        return [
+            "".join(sorted(answer, reverse=True)) + "x" if self.fault == "rejected" else answer for answer in answers
+        ]
+
+
+class Declares(Odd):
+    """Trains on what it is evaluated on, and says so."""
+
+    fault = "declares"
+    shares_prompts = True
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            "ignores held_out",
+            r"Odd\.sample returns the prompt '\d+=' both for training and held out; keep the two apart",
+        ),
+        ("too short", r"Odd\.sample returned 100 held-out prompts instead of 512"),
+        ("one answer", r"Odd\.demonstrations returned 1 answers to 64 prompts"),
+        ("rejected", r"Odd\.score gives 0 to all demonstrations without noise, such as '\d+x' for the prompt '\d+='"),
+    ],
+)
+def test_task_that_breaks_its_contract_is_refused_before_training(
+    fault: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits._check_streams.cache_clear()
+    monkeypatch.setattr(Odd, "fault", fault)
+    with pytest.raises(ConfigError, match=words) as refused:
+        compose.plan(["model=micro", f"task._target_={__name__}.Odd"])
+    assert "\n" not in str(refused.value)
+    fits._check_streams.cache_clear()
+
+
+def test_task_may_declare_that_it_shares_its_prompts() -> None:
+    assert compose.plan(["model=micro", f"task._target_={__name__}.Declares"])
 
 
 # --- tokenizer -------------------------------------------------------------------------------------------------------

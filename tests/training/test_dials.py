@@ -37,6 +37,7 @@ def test_cold_start_adds_router_losses_with_its_coefficients(task: Chain, tmp_pa
     assert not torch.equal(plain[0], even[0])
     assert not torch.equal(plain[0], small[0])
     assert not torch.equal(even[0], small[0])
+    assert not torch.equal(even[0], trained("aux_loss=1.0", "aux_loss_per_layer=true")[0])
 
 
 def test_router_losses_are_weighted_by_their_coefficients(model: PreTrainedModel) -> None:
@@ -48,6 +49,8 @@ def test_router_losses_are_weighted_by_their_coefficients(model: PreTrainedModel
     expected = 0.3 * balance + 0.2 * z_loss(now.router_logits_LNE, mask_N)
     assert_close(router_losses(now, sequences, 0.3, 0.2), expected)
     assert router_losses(now, sequences, 0.0, 0.0) == 0
+    per_layer = load_balancing_loss(now.router_logits_LNE, now.executed_LBFK.flatten(1, 2), mask_N, per_layer=True)
+    assert_close(router_losses(now, sequences, 0.3, 0.0, per_layer=True), 0.3 * per_layer)
 
 
 def test_relative_noise_follows_the_spread_of_each_tokens_logits(model: PreTrainedModel) -> None:

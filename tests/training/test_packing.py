@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from steadymoe.bench.runs import compose
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import packing
-from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.forward import Forward, Sequences, forward, sharing_refusal
 from steadymoe.models import build
 from steadymoe.models.selection import NO_ROUTE
 
@@ -68,7 +68,7 @@ FULL += ["glm4_moe_micro", "dense_micro"]
 )
 def test_every_family_has_the_same_outputs_and_gradients(name: str, how: str, task: Chain) -> None:
     net = made(name, task)
-    assert packing.refusal(net.config) is None
+    assert sharing_refusal(net) is None
     said, groups_B = sequences()
     plain, expected = passed(net, said, None)
     found, gradient = passed(net, said, layouts(said, groups_B)[how])
@@ -86,17 +86,17 @@ def test_every_family_has_the_same_outputs_and_gradients(name: str, how: str, ta
 
 def test_layers_without_full_attention_are_refused(task: Chain) -> None:
     for name in ("gpt_oss_micro", "qwen3_next_micro"):
-        assert "layers of" in str(packing.refusal(made(name, task).config))
-    config = made("micro", task).config
-    config.layer_types = None
-    assert packing.refusal(config) is None
-    config.sliding_window = 4
-    config.use_sliding_window = True
-    assert packing.refusal(config) == "a sliding window"
-    config.use_sliding_window = False
-    assert packing.refusal(config) is None
-    config._attn_implementation = "flash_attention_2"
-    assert "flash_attention_2" in str(packing.refusal(config))
+        assert "layers of" in str(sharing_refusal(made(name, task)))
+    net = made("micro", task)
+    net.config.layer_types = None
+    assert packing.refusal(net) is None
+    net.config.sliding_window = 4
+    net.config.use_sliding_window = True
+    assert packing.refusal(net) == "a sliding window"
+    net.config.use_sliding_window = False
+    assert packing.refusal(net) is None
+    net.config._attn_implementation = "flash_attention_2"
+    assert "flash_attention_2" in str(packing.refusal(net))
 
 
 @pytest.mark.parametrize("how", ["shared", "shared and trimmed"])

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import BatchEncoding, PreTrainedModel
 
+from steadymoe.bench.runs import compose
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.cold_start import demonstrate
-from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.forward import Forward, Sequences, forward, sharing_refusal
 from steadymoe.bench.training.packing import positions
 from steadymoe.bench.training.sampling import Rollout, check_routes, roll_out, sample
 from steadymoe.models import build
@@ -97,7 +98,7 @@ def test_prompts_cached_once_change_log_probabilities_only_by_rounding(
     lively.set_attn_implementation(attention)
     ours = roll_out(lively, task, prompts, 4, torch.Generator().manual_seed(0))
     assert lively.config._attn_implementation == attention
-    monkeypatch.setattr("steadymoe.bench.training.decoding.refusal", lambda config: "a sliding window")
+    monkeypatch.setattr(lively, "sharing_refusal", "a sliding window")
     theirs = roll_out(lively, task, prompts, 4, torch.Generator().manual_seed(0))
     lively.set_attn_implementation(before)
     assert ours.sequences.response_mask_BT.sum(-1).unique().numel() > 1, "no row ends early"
@@ -110,16 +111,29 @@ def test_model_with_custom_attention_decodes_from_its_own_cache(
     monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain
 ) -> None:
     monkeypatch.setattr(type(lively), "_supports_attention_backend", False)
+    monkeypatch.delattr(lively, "sharing_refusal", raising=False)
     monkeypatch.setattr("steadymoe.bench.training.decoding.from_kept", lambda config: 1 / 0)
     ours = sampled(lively, task)
     expected_BT = trained(lively, ours.sequences).logprobs_BT * ours.sequences.response_mask_BT
     assert_close(ours.logprobs_BT, expected_BT, atol=5e-5, rtol=0)
 
 
+def test_attention_with_sinks_shares_no_prompts_in_training_or_decoding(task: Chain) -> None:
+    """Sinks are an input of the attention that its two parts would leave out; nothing in the config says so."""
+    full = "+model.config.layer_types=[full_attention,full_attention]"
+    words = ["model=gpt_oss_micro", "+model.config.sliding_window=0", "model.config.num_hidden_layers=2", full]
+    config = compose.plan(words)[0].config
+    model = build.build(config.model["config"], task.tokenizer, 0)
+    assert "would differ by" in str(sharing_refusal(model))
+    ours = roll_out(model, task, PROMPTS, 4, torch.Generator().manual_seed(0))
+    expected_BT = trained(model, ours.sequences).logprobs_BT * ours.sequences.response_mask_BT
+    assert_close(ours.logprobs_BT, expected_BT, atol=5e-5, rtol=0)
+
+
 def test_prompts_may_have_a_single_token(lively: PreTrainedModel) -> None:
     tokens_PW = torch.tensor([[2], [5], [7]])
     encoded = BatchEncoding({"input_ids": tokens_PW, "attention_mask": torch.ones_like(tokens_PW)})
-    ours = sample(lively, encoded, 4, -1, 20, torch.Generator().manual_seed(0))  # longer than the first room
+    ours = sample(lively, encoded, 4, [-1], 20, torch.Generator().manual_seed(0))  # longer than the first room
     assert_close(ours.logprobs_BT, trained(lively, ours.sequences).logprobs_BT, atol=5e-5, rtol=0)
 
 

@@ -1,5 +1,6 @@
 """Work that need not be done: with each saving and without it a step says the same, but for rounding."""
 
+import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,7 +13,7 @@ from small_runs import PROPORTIONAL, begun, finished, planned, trainer
 from torch.testing import assert_close
 
 from steadymoe.bench.runs import execute, record
-from steadymoe.bench.training import decoding, microbatches, old_policy
+from steadymoe.bench.training import decoding, forward, old_policy
 from steadymoe.bench.training.learner import Measured
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
@@ -116,17 +117,17 @@ def test_prompts_are_not_shared_if_log_probabilities_would_differ(
 ) -> None:
     made = trainer(tmp_path, *WORDS)
     assert made.learner.forwards.unshared is None
-    said = made._rollout("probe", 0, 4, 1)
-    plain = microbatches.forward
+    plain = forward.forward
 
-    def leaky(model: Any, sequences: Any, precision: str, layout: Any = None, **more: Any) -> Any:
+    def leaky(*arguments: Any, layout: Any) -> Any:
         if layout is not None and layout.mask.ndim == 4:  # as a window would: the mask is not what was asked for
             layout.mask.zero_()
-        return plain(model, sequences, precision, layout=layout, **more)
+        return plain(*arguments, layout=layout)
 
-    monkeypatch.setattr(microbatches, "forward", leaky)
-    made.learner.forwards.check_sharing(said.sequences)
-    assert "would differ by" in str(made.learner.forwards.unshared)
+    monkeypatch.setattr(forward, "forward", leaky)
+    del made.model.sharing_refusal  # what was decided
+    assert "would differ by" in str(forward.sharing_refusal(made.model))
+    assert forward.sharing_refusal(copy.deepcopy(made.model)) == made.model.sharing_refusal
 
 
 def test_unshared_prompts_have_a_reason(tmp_path: Path) -> None:
