@@ -46,6 +46,11 @@ def gspo_token(r: list[float], a: float, low: float = 3e-4, high: float = 4e-4) 
     return values * len(r), slopes * len(r)
 
 
+def gspo_scaled(r: list[float], a: float) -> Pair:
+    wider = math.sqrt(4096 / len(r))
+    return gspo_token(r, a, 3e-4 * wider, 4e-4 * wider)
+
+
 def sapo(r: list[float], a: float) -> Pair:
     tau = 1.0 if a > 0 else 1.05
     values = [4 / tau / (1 + math.exp(-tau * (x - 1))) * a for x in r]
@@ -290,6 +295,7 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     "cispo": (lambda r, u, a, p: cispo(r, a, p), by_token),
     "gspo": (lambda r, u, a, p: gspo_token(r, a), by_response),
     "gspo_token": (lambda r, u, a, p: gspo_token(r, a), by_response),
+    "gspo_scaled": (lambda r, u, a, p: gspo_scaled(r, a), by_response),
     # The whole term of a response, T_i s_i, has the gradient T_i (s_i/T_i): s_i on every token.
     "luspo": (lambda r, u, a, p: ppo([math.prod(r) ** (1 / len(r))] * len(r), a, 2e-3, 2.5e-3), by_sum),
     "gmpo": (lambda r, u, a, p: gmpo(r, a), by_response),

@@ -780,14 +780,14 @@ class _Plain(PolicyLoss):
     """GSPO inside its band, with the gradient from autograd through s_i and not token by token."""
 
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        return values_BT.sum() / RESPONSES
+        return values_BT[:, 0].sum() / RESPONSES
 
     def surrogate(self, batch: Batch) -> Any:
         terms = []
         for i, n in enumerate(LENGTHS):
             log_ratio_T = (batch.logprobs_BT - batch.get("old_logprobs_BT"))[i, :n]
             terms.append(log_ratio_T.mean().exp() * batch.advantages_BT[i, :n].mean())
-        return Surrogate(torch.stack(terms))
+        return Surrogate(torch.stack(terms)[:, None].expand_as(batch.mask_BT))
 
 
 def test_rspo_supports_a_host_anchored_at_the_sampler() -> None:

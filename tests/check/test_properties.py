@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import odd_losses
+import faulty_losses
 import pytest
 import torch
 from small_runs import SMALL
@@ -233,7 +233,7 @@ def test_loss_that_raises_or_has_the_wrong_shape_fails_in_one_line() -> None:
 
 
 def test_loss_with_random_numbers_says_so_and_is_not_blamed_for_them() -> None:
-    found = {each.name: each for each in ask(properties.of(odd_losses.TokenDropout()))}
+    found = {each.name: each for each in ask(properties.of(faulty_losses.TokenDropout()))}
     assert all(each.passed for each in found.values()), [each.line for each in found.values()]
     assert found["random numbers"].sentence.startswith("draws random numbers")
     assert found["padding"].sentence == "not checked, because the loss draws random numbers"
@@ -244,10 +244,10 @@ def test_loss_with_random_numbers_says_so_and_is_not_blamed_for_them() -> None:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (odd_losses.InPlace(), "ValueError: InPlace.surrogate changed the batch in place: advantages_BT ("),
-        (odd_losses.InPlaceOfTheGraph(), "modified by an inplace operation"),
-        (odd_losses.OneValueARow(), "values_BT must be a tensor of the shape (6, 5), got (6, 1)"),
-        (odd_losses.NotANumber(), "on an ordinary batch the loss is not finite"),
+        (faulty_losses.InPlace(), "ValueError: InPlace.surrogate changed the batch in place: advantages_BT ("),
+        (faulty_losses.InPlaceOfTheGraph(), "modified by an inplace operation"),
+        (faulty_losses.OneValueARow(), "values_BT must be a tensor of the shape (6, 5), got (6, 1)"),
+        (faulty_losses.NotANumber(), "on an ordinary batch the loss is not finite"),
     ],
 )
 def test_fault_that_spoils_every_property_is_the_only_line(loss: TokenLoss, words: str) -> None:

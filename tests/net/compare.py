@@ -25,6 +25,8 @@ TIMING = ("_seconds", "_per_second")
 EXPERIMENTS = json.loads((HERE / "experiments.json").read_text())
 # Config fields and tables that left.
 GONE = {"start_from", "weight_noise", "probe.largest", "checkpoint_keep", "audit.*", "tuning.*", "tails"}
+# Config fields that came, each with a default that no hash has.
+NEW = {"cold_start.aux_loss_per_layer", "routing.aux_loss_per_layer"}
 
 
 def in_tree(tree: Path, place: Path, *words: str) -> Any:
@@ -73,7 +75,8 @@ def compare_configs(trees: dict[str, Path], place: Path) -> list[str]:
             apart.append(f"{experiment}: {len(old['hashes'])} runs, {len(new['hashes'])} here, or other hashes")
         for key in sorted(old["first"].keys() | new["first"].keys()):
             before, after = (each["first"].get(key, "absent") for each in (old, new))
-            if before != after and not (is_gone(key) and after == "absent"):
+            is_new = before == "absent" and key in NEW
+            if before != after and not is_new and not (is_gone(key) and after == "absent"):
                 apart.append(f"{experiment}: {key}: {before} -> {after}")
     return apart
 

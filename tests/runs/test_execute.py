@@ -124,7 +124,7 @@ def test_run_killed_at_a_random_step_resumes_to_the_same_numbers(whole: compose.
 
 
 def test_run_of_a_loss_that_draws_random_numbers_repeats_and_resumes(tmp_path: Path) -> None:
-    word = "algorithm.loss._target_=odd_losses.TokenDropout"
+    word = "algorithm.loss._target_=faulty_losses.TokenDropout"
     before = random.getstate(), torch.get_rng_state()
     whole = assert_resumes(tmp_path, 6, word)
     assert (random.getstate(), torch.get_rng_state().tolist()) == (before[0], before[1].tolist()), "restored"
@@ -141,12 +141,12 @@ def test_run_of_a_loss_that_draws_random_numbers_repeats_and_resumes(tmp_path: P
     ],
 )
 def test_fault_of_a_loss_names_its_file_and_line(tmp_path: Path, name: str, words: str) -> None:
-    made = planned(tmp_path, f"algorithm.loss._target_=odd_losses.{name}", "steps=1")
+    made = planned(tmp_path, f"algorithm.loss._target_=faulty_losses.{name}", "steps=1")
     with sharing_starts(tmp_path):
         assert execute.execute(made) == "failed"
     error = record.known(made.folder)["error"].splitlines()[-1]
     assert words in error
-    assert re.search(r"odd_losses\.py, line \d+", error)
+    assert re.search(r"faulty_losses\.py, line \d+", error)
 
 
 def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(whole: compose.Run, tmp_path: Path) -> None:
