@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import importlib
 import re
+import sys
 import traceback
 import typing
 from collections.abc import Mapping
@@ -57,10 +58,12 @@ def provenance(name: str) -> str:
 def load(name: str, **overrides: Any) -> PolicyLoss:
     """Return the loss of one algorithm or preset by its name, with the numbers of its YAML; ``overrides`` replace some.
 
-    A mapping replaces fields of a host: ``load("rspo", host={"log_clip_low": 0.2})``. Raises ValueError for an
-    unknown name, and the errors of ``build`` for an unknown or impossible number.
+    A loss in a folder of STEADYMOE_PATH has a name, too. A mapping replaces fields of a host: ``load("rspo",
+    host={"log_clip_low": 0.2})``. Raises ValueError for an unknown name, and the errors of ``build`` for an unknown or
+    impossible number.
     """
     numbers = _loss_of(name)
+    sys.path += [folder for folder in map(str, conf.named_folders()) if folder not in sys.path]
     for key, value in overrides.items():
         merges = isinstance(value, Mapping) and isinstance(numbers.get(key), Mapping)
         numbers[key] = numbers[key] | value if merges else value
@@ -68,7 +71,7 @@ def load(name: str, **overrides: Any) -> PolicyLoss:
 
 
 def _loss_of(name: str) -> dict[str, Any]:
-    """Return the ``loss`` section of a shipped YAML. Raises ValueError for an unknown name."""
+    """Return the ``loss`` section of a YAML. Raises ValueError for an unknown name."""
     numbers: dict[str, Any] = conf.read("algorithm", name)["loss"]
     return numbers
 

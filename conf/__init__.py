@@ -6,6 +6,7 @@ one loss in other trainers. Both may build on another config of their group, by 
 
 import copy
 import functools
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parent
+VARIABLE = "STEADYMOE_PATH"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
 
 
@@ -59,9 +61,20 @@ def text(group: str, name: str) -> str:
     return row[1] + dedent(row[2])
 
 
+def named_folders() -> list[Path]:
+    """Return the folders of a user's own code that STEADYMOE_PATH names, existing or not, as absolute paths."""
+    entries = os.environ.get(VARIABLE, "").split(os.pathsep)
+    return list(dict.fromkeys(Path(entry).expanduser().absolute() for entry in entries if entry))
+
+
 def read(group: str, name: str) -> dict[str, Any]:
-    """Return the content of a config, with what it builds on. Raises ValueError for an unknown name."""
-    file, row = path(group, name), rows(group).get(name)
+    """Return the content of a config, shipped or a user's own, with what it builds on.
+
+    Raises ValueError for an unknown name.
+    """
+    own_files = [folder / "conf" / group / f"{name}.yaml" for folder in named_folders()]
+    file = next((own for own in own_files if own.is_file()), None) or path(group, name)
+    row = rows(group).get(name) if file.is_relative_to(ROOT) else None
     own = yaml.load(file.read_text(), _LOADER) if row is None else copy.deepcopy(row)  # whoever reads it may change it
     content: dict[str, Any] = {}
     for base in own.pop("defaults", ["_self_"]):

@@ -19,7 +19,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -166,6 +166,8 @@ def _layers(tensors: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
         if (at := _LAYER.fullmatch(name)) and tensor.get_dtype() not in _BUFFERS:
             by_layer[at[1], int(at[2])][name] = at[3]
     for (stem, number), paths in sorted(by_layer.items()):
+        if _predicts_further(stem, paths.values()):
+            continue
         shapes = {name: tuple(tensors[name].get_shape()) for name in paths}
         rows = frozenset(shapes[name][0] for name, path in paths.items() if role_of(path, shapes[name]) == "router")
         roles = defaultdict[str, list[Any]](list)
@@ -184,6 +186,15 @@ def _layers(tensors: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
     if not found:
         raise UserError("no layer has a router and experts: the model is dense, or its weight names are unknown")
     return found
+
+
+def _predicts_further(stem: str, paths: Iterable[str]) -> bool:
+    """Return whether a layer is of multi-token prediction, which no update of the policy touches.
+
+    DeepSeek's stand behind the main layers, with a projection and a head of their own; Qwen's are ``mtp.layers``.
+    """
+    heads = {path.split(".")[0] for path in paths} & {"eh_proj", "shared_head"}
+    return bool(heads) or any(part.startswith("mtp") for part in stem.split("."))
 
 
 def _sums(tensor: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steadymoe import conf
 
-VARIABLE = "STEADYMOE_PATH"
+VARIABLE = conf.VARIABLE
 
 
 def folders() -> list[Path]:
@@ -17,7 +17,7 @@ def folders() -> list[Path]:
     A folder holds modules (``my_losses.py``) and configs (``conf/algorithm/mine.yaml``). ``run``, ``status`` and
     ``report`` all look here and nowhere else.
     """
-    return [folder for folder in _named() if folder.is_dir()]
+    return [folder for folder in conf.named_folders() if folder.is_dir()]
 
 
 def versions() -> tuple[tuple[str, int], ...]:
@@ -32,7 +32,7 @@ def activate() -> None:
     Raises ValueError for a folder that does not exist, and for two configs of one name, in two of the folders or in a
     folder and the suite.
     """
-    absent = [folder for folder in _named() if not folder.is_dir()]
+    absent = [folder for folder in conf.named_folders() if not folder.is_dir()]
     if absent:
         raise ValueError(f"{VARIABLE} names {absent[0]}, which does not exist")
     seen: dict[Path, Path] = {}
@@ -62,11 +62,6 @@ def prefix(choices: Mapping[str, str], modules: Iterable[str]) -> str:
     if not any((folder / file).exists() for folder in folders() for file in files):
         return ""
     return f"{VARIABLE}={shlex.quote(os.environ[VARIABLE])} "
-
-
-def _named() -> list[Path]:
-    entries = os.environ.get(VARIABLE, "").split(os.pathsep)
-    return list(dict.fromkeys(Path(entry).expanduser().absolute() for entry in entries if entry))
 
 
 def confs() -> list[Path]:

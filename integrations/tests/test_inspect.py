@@ -202,6 +202,19 @@ def test_last_line_and_json_have_the_same_number(checkpoint: Path, ran: Said) ->
     assert sorted(checkpoint.parent.rglob("*")) == before
 
 
+@pytest.mark.parametrize("stem", ["model.layers.3", "mtp.layers.0"])
+def test_layers_of_multi_token_prediction_are_left_out(stem: str, checkpoint: Path) -> None:
+    before = inspect(checkpoint, 1e-6)
+    further = {
+        f"{stem}.mlp.gate.weight": torch.full((2, 4), 0.5),
+        f"{stem}.mlp.experts.0.up_proj.weight": torch.ones(6, 4),
+    }
+    if stem.startswith("model"):  # DeepSeek-V3's, behind the main layers
+        further |= {f"{stem}.eh_proj.weight": torch.ones(4, 8), f"{stem}.shared_head.head.weight": torch.ones(9, 4)}
+    edit(checkpoint, lambda tensors: tensors | further)
+    assert inspect(checkpoint, 1e-6) == before
+
+
 def test_reading_in_pieces_does_not_change_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = load_file(checkpoint / FILE)
     save_file({key: torch.randn(value.shape) for key, value in tensors.items()}, checkpoint / FILE)
