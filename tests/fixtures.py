@@ -22,7 +22,7 @@ from small_runs import finished
 from transformers import PreTrainedModel
 
 from steadymoe.bench import cli
-from steadymoe.bench.runs import compose, launch
+from steadymoe.bench.runs import compose, launch, provenance
 from steadymoe.bench.support import external
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
@@ -170,6 +170,20 @@ def write_all(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test begin as a process that has imported no user's code."""
+    as_new_process(monkeypatch)
+
+
+def as_new_process(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    """Forget the code that this process has imported, and these modules."""
+    monkeypatch.setattr("steadymoe.bench.support.source._first", {})
+    monkeypatch.setattr(provenance, "_imported", {})
+    for module in modules:
+        monkeypatch.delitem(sys.modules, module, raising=False)
 
 
 def on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, *modules: str) -> None:

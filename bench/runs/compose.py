@@ -92,6 +92,9 @@ def plan(
                 refused.append((point, error))
                 if left_out is None or (not runs and len(refused) == _HOPELESS):
                     raise refused[0][1] from None
+    with provenance.unchanging():
+        for each in runs:
+            provenance.refuse_edited(each.plain)
     possible = {word for each in runs for word in each.words}
     shared = set(points[0]).intersection(*points)
     for point, reason in refused:
@@ -108,6 +111,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
     """Compose and check one run from its overrides, in ``overrides.composing``; ``with_parts`` as in ``plan``."""
     plain, choices = overrides.compose(words)
     named = overrides.reference(words)
+    provenance.code_hash(plain, imported=True)  # before the first import of what the config names
     plain, reference = _spelled(_with_absolute_paths(plain), named), flatten(named)
     check_names(flatten(plain), reference, ("optimizer.kind",))  # first: it decides which fields there are
     config, flat = read(plain), flatten(plain)

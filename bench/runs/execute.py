@@ -129,7 +129,7 @@ def _resume_from(recorded: Record, keep: int | None) -> int | None:
     if not recorded.checkpoint.exists():
         return None
     before, step = record.read_run(recorded.folder), checkpoint.step_of(recorded.checkpoint)
-    if before is None or provenance.difference(before) != provenance.Difference(None, None, None):
+    if before is None or provenance.difference(before, imported=True) != provenance.Difference(None, None, None):
         reason = "the library versions or the code have changed since its checkpoint"
     elif step is None:
         reason = "its checkpoint is damaged"

@@ -12,6 +12,7 @@ from typing import Any
 
 from steadymoe.bench.runs.identity import flatten
 from steadymoe.bench.support import source
+from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.revision import revision
 
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
@@ -25,6 +26,8 @@ _EVERY_LOSS = [source.SUITE / "algorithms" / f"{name}.py" for name in ("batch", 
 
 # Within ``unchanging``: names of modules → what ``code_hash`` returns.
 _known: dict[tuple[frozenset[str], frozenset[str]], str | None] | None = None
+# The same of the code that this process has imported, or is about to.
+_imported: dict[tuple[frozenset[str], frozenset[str]], str | None] = {}
 
 
 @contextmanager
@@ -57,10 +60,11 @@ class Difference:
         return ", ".join(reasons) or None
 
 
-def difference(facts: Mapping[str, Any]) -> Difference:
+def difference(facts: Mapping[str, Any], imported: bool = False) -> Difference:
     """Return how today's code and libraries differ from the recorded ones; ``facts`` is a run's ``run.json``.
 
-    Modules that the facts name are found and read, and never imported. The code of another trainer is not at hand.
+    Modules that the facts name are found and read, and never imported; ``imported`` as in ``code_hash``. The code of
+    another trainer is not at hand.
     """
     if facts.get("origin"):
         return Difference(None, f"made by another trainer, {facts['origin']}", None)
@@ -69,7 +73,7 @@ def difference(facts: Mapping[str, Any]) -> Difference:
     code = unknown = None
     if not recorded:
         unknown = "its code was not found"
-    elif (now := code_hash(config)) is None:
+    elif (now := code_hash(config, imported)) is None:
         unknown = "its code is missing; set STEADYMOE_PATH to the folder of your own code"
     elif now != recorded:
         code = "other code of its algorithm, task or engine"
@@ -80,26 +84,35 @@ def difference(facts: Mapping[str, Any]) -> Difference:
     return Difference(code, unknown, ", ".join(other) or None)
 
 
-def code_hash(config: Mapping[str, Any]) -> str | None:
+def code_hash(config: Mapping[str, Any], imported: bool = False) -> str | None:
     """Return a hash of the code that users change: loss, advantage, correction, their own tasks and engines.
 
     The hash covers the classes' files and the local modules that they import, comments too; imports from installed
-    packages do not count. None if a class's file is missing or cannot be read.
+    packages do not count. None if a class's file is missing or cannot be read. With ``imported`` it is of the code that
+    this process runs: of files as they were when first asked for so, whatever is on disk by now.
     """
     losses = modules_of({part: config.get(part) for part in ("algorithm", "advantage", "correction")})
     others, known = modules_of(config) - losses, {} if _known is None else _known
+    known = _imported if imported else known
     key = (frozenset(losses), frozenset(others))
     if key not in known:
-        known[key] = _hash_of([*losses, *filter(_is_users, others)])
+        known[key] = _hash_of([*losses, *filter(_is_users, others)], imported)
     return known[key]
 
 
-def _hash_of(modules: Iterable[str]) -> str | None:
+def _hash_of(modules: Iterable[str], imported: bool) -> str | None:
     try:
         found = source.reachable(modules, _counts)
-        return None if found is None else source.digest([*found.values(), *_EVERY_LOSS])
+        return None if found is None else source.digest([*found.values(), *_EVERY_LOSS], first=imported)
     except (ValueError, OSError):
         return None
+
+
+def refuse_edited(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the code of a config has changed on disk since this process imported it."""
+    if code_hash(config, imported=True) != code_hash(config):
+        loss = config["algorithm"]["loss"]["_target_"]
+        raise ConfigError(f"code of {loss} has changed since this process imported it; start Python again to run it")
 
 
 def versions(experts: str | None) -> dict[str, str]:
@@ -112,7 +125,7 @@ def versions(experts: str | None) -> dict[str, str]:
 def facts(plain: Mapping[str, Any], experts: str | None, device: str, threads: int) -> dict[str, Any]:
     """Return what every file of facts records of its origin; ``plain`` is the config as plain values."""
     return {
-        "algorithm_code": code_hash(plain) or "",
+        "algorithm_code": code_hash(plain, imported=True) or "",
         "training_version": TRAINING_VERSION,
         "versions": versions(experts),
         "revision": revision(),

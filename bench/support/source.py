@@ -13,6 +13,7 @@ from steadymoe.bench.support import external
 SUITE = Path(__file__).parents[2]
 _PACKAGES = ("algorithms", "bench", "conf", "models")
 _INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_first: dict[Path, str] = {}
 _OF_PACKAGES = {"site-packages", "dist-packages"}  # also of another environment that this one sees
 
 
@@ -76,10 +77,17 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
     return found
 
 
-def digest(files: Iterable[Path]) -> str:
-    """Return a hash of what ``files`` hold, wherever they lie: ``files:`` and 16 hex digits. Raises OSError."""
-    each = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in set(files))
+def digest(files: Iterable[Path], first: bool = False) -> str:
+    """Return a hash of what ``files`` hold, wherever they lie: ``files:`` and 16 hex digits. Raises OSError.
+
+    With ``first`` a file counts as it was when this process first asked so, which must be before it imports the file.
+    """
+    each = sorted(_first.setdefault(file, _content(file)) if first else _content(file) for file in set(files))
     return "files:" + hashlib.sha256("".join(each).encode()).hexdigest()[:16]
+
+
+def _content(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @functools.cache

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import training_code
-from fixtures import Said, grpo_by, on_path, write_all
+from fixtures import Said, as_new_process, grpo_by, on_path, write_all
 from small_runs import SMALL, planned
 
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import command, compose, execute, provenance, record, status
+from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import atomic_files, external, source
 from steadymoe.bench.training import checkpoint
 
@@ -96,7 +97,7 @@ def test_loss_hash_covers_its_file_and_imports_only(mine: Path) -> None:
 
 
 def test_shipped_loss_hash_covers_its_file_and_shared_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "digest", lambda files: ",".join(sorted({file.stem for file in files})))
+    monkeypatch.setattr(source, "digest", lambda files, first: ",".join(sorted({file.stem for file in files})))
     for name, own in (("grpo", {"grpo"}), ("rspo_gspo", {"gmpo", "gspo", "rspo"})):
         shared = {"advantages", "batch", "corrections", "loss", "objective", "ops", "parts"}
         assert set((provenance.code_hash(config(name)) or "").split(",")) == shared | own
@@ -121,7 +122,26 @@ def test_incomparable_code_is_unknown_but_never_stale(mine: Path, monkeypatch: p
     assert second.startswith("  finished, their code cannot be compared: 1 (its code is missing; set STEADYMOE_PATH")
 
 
-def test_edited_loss_is_refused_unless_redo_is_given(mine: Path, ran: Said, refused: Said) -> None:
+def test_loss_that_is_edited_during_a_sweep_is_recorded_as_it_ran(mine: Path) -> None:
+    runs = compose.plan([*TINY, "algorithm=mine", "seed=0,1"], multirun=True)
+    assert execute.execute(runs[0]) == "finished"
+    (mine / "my_signs.py").write_text("SIGN = -1\n")  # a helper that the loss imports
+    assert execute.execute(runs[1]) == "finished"
+    one, other = (record.known(run.folder) for run in runs)
+    assert one["algorithm_code"] == other["algorithm_code"] != provenance.code_hash(runs[0].plain)
+    assert [provenance.difference(facts).code for facts in (one, other)] == [
+        "other code of its algorithm, task or engine"
+    ] * 2
+    with pytest.raises(
+        ConfigError, match=r"my_losses\.Mine has changed since this process imported it"
+    ):
+        compose.plan([*TINY, "algorithm=mine", "seed=2"])
+    assert compose.plan([*TINY, "algorithm=grpo", "seed=2"]), "which does not use it"
+
+
+def test_edited_loss_is_refused_unless_redo_is_given(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, ran: Said, refused: Said
+) -> None:
     words = ["run", *TINY, "-m", "algorithm=grpo,mine"]
     shipped, made = compose.plan([*TINY, "algorithm=grpo,mine"], multirun=True)
     recorded(shipped)
@@ -129,6 +149,7 @@ def test_edited_loss_is_refused_unless_redo_is_given(mine: Path, ran: Said, refu
     before = (shipped.folder / "run.json").read_bytes()
     old = (made.folder / "steps.parquet").read_bytes()
     (mine / "my_losses.py").write_text(LOSS.replace("super().surrogate(batch)", "super().surrogate(batch * 1)"))
+    as_new_process(monkeypatch, "my_losses", "my_signs")
 
     said = refused(*words)
     assert said.startswith(f"steadymoe: {made.folder} was made with other code of its algorithm, task or engine; ")
@@ -143,6 +164,7 @@ def test_edited_loss_is_refused_unless_redo_is_given(mine: Path, ran: Said, refu
     (mine / "my_losses.py").write_text(LOSS)
     command.refuse_others([shipped, made])  # the same file again
     (mine / "my_losses.py").write_text(LOSS.replace("my_signs", "my_signs as signs"))
+    as_new_process(monkeypatch, "my_losses", "my_signs")
     aside = Path("results/replaced") / made.folder.relative_to(Path("results/runs").absolute()) / "1"
     assert str(aside) in ran(*words, "--redo")
     assert (aside / "steps.parquet").read_bytes() == old

@@ -129,14 +129,15 @@ def every() -> dict[str, FigureSpec]:
     A user's own figures are the lists ``FIGURES`` of modules ``*figures.py`` in the folders of STEADYMOE_PATH. Raises
     CannotDraw for a module that cannot be used.
     """
-    return FIGURES | _own(tuple(external.folders()))
+    files = [path for folder in external.folders() for path in sorted(folder.glob("*figures.py"))]
+    return FIGURES | _own(tuple((path, path.stat().st_mtime_ns) for path in files))
 
 
 @cache
-def _own(folders: tuple[Path, ...]) -> dict[str, FigureSpec]:
+def _own(files: tuple[tuple[Path, int], ...]) -> dict[str, FigureSpec]:
     own: dict[str, FigureSpec] = {}
     external.make_importable()  # a module may import its neighbours
-    for path in (path for folder in folders for path in sorted(folder.glob("*figures.py"))):
+    for path, _ in files:  # a file that has changed is run again
         try:
             specs = runpy.run_path(str(path))["FIGURES"]
         except BaseException as error:  # a user's own code
