@@ -58,6 +58,8 @@ _COLUMNS = {
 }
 _NUMBERS = {"seed", "strength", *SIZES, *NUMBERS, "steps", "wall_seconds", "tokens_sampled", "diverged_step"}
 _NUMBERS |= {"step", "value", "bin", "count", "score"}
+# The settings that a cold start follows from, besides the seed.
+_OF_STARTS = ("model", "task", "cold_start", "device", "precision", "threads", "experts")
 # What pandas calls columns of numbers.
 _KINDS = ("integer", "floating", "mixed-integer-float", "empty")
 _UNIQUE = {
@@ -89,7 +91,31 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
         tables = {"runs": ended, "steps": _long(ended, read["steps"], read["evaluations"])}
         tables |= {"histograms": _histograms(ended, read["steps"])}
         tables |= {"evaluations": _evaluations(ended, read["evaluations"])}
-    return tables | {"runs": collapse.judged(tables["runs"], tables["steps"])} if len(tables["runs"]) else tables
+    if tables["runs"].empty:
+        return tables
+    runs = tables["runs"].assign(start=_starts(tables["runs"]))
+    starts = runs.set_index(["arm", "seed"])["start"]
+    steps = tables["steps"].join(starts, on=["arm", "seed"])
+    return tables | {"runs": collapse.judged(runs, steps), "steps": steps}
+
+
+def _checksum(made: Any) -> str:
+    return str(made.get("sha256", "")) if isinstance(made, dict) else ""
+
+
+def _starts(runs: pd.DataFrame) -> pd.Series:
+    """Return the checksum of each run's cold start; where none was recorded, what such a start followed from.
+
+    Runs of one seed are paired if this is equal. Without a checksum that takes the same config of model, task and cold
+    start, the same libraries and the same processor.
+    """
+    found = runs["start"].fillna("") if "start" in runs else pd.Series("", runs.index)
+    made = []
+    for run in runs.to_dict("records"):
+        config = _object(run["config"])
+        parts = {key: config.get(key) for key in _OF_STARTS} if config else [run["model"], run["task"]]
+        made.append(json.dumps([parts, run["versions"], run["machine"]], sort_keys=True))
+    return found.where(found != "", pd.Series(made, runs.index))
 
 
 def experiments(results: Path) -> list[str]:
@@ -131,6 +157,7 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
     """
     tables, kept = dict(tables), columns.kept()
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
+    tables["steps"] = tables["steps"].drop(columns="start", errors="ignore")  # it is in runs
     is_kept = tables["steps"]["metric"].map(lambda name: name in kept or columns.is_own(name)).astype(bool)
     tables["steps"] = tables["steps"][is_kept]
     folder = regular_files.folder(to, "data", experiment)
@@ -284,6 +311,7 @@ def runs(results: Path, experiment: str) -> pd.DataFrame:
                 "config_without_seed": facts["config_hash_without_seed"],
                 "config": facts["config"],
                 "algorithm_code": facts["algorithm_code"],
+                "start": _checksum(facts.get("cold_start")),
                 "axes_values": facts["axes"],
                 "numbers": numbers,
                 "versions": " ".join(f"{name} {number}" for name, number in facts["versions"].items()),

@@ -14,7 +14,7 @@ from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome, record
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
-from steadymoe.bench.support import atomic_files, processes, regular_files
+from steadymoe.bench.support import atomic_files, blame, processes, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible, without_formulas
 from steadymoe.bench.training import samples
@@ -202,6 +202,7 @@ def make(
         for figure in section["figures"]:
             missing.pop(figure["id"], None)
     absent = [f"{id} {specs[id].name} lacks {what}: {command(specs[id])}" for id, what in missing.items()]
+    absent += [line for section in sections for line in section["failed"]]
     page = write.html(
         "report",
         "report_page.html",
@@ -250,7 +251,7 @@ def _written(
         )
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(recorded)
-    plain = listed.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
+    plain = listed.drop(columns=["folder", "axes_values", "numbers", "config", "start"], errors="ignore")
     files = write.files(results, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
     for kind, (table, caption) in shown.items():
         files += write.table(results, f"{name}-{kind}", table, caption)
@@ -261,12 +262,17 @@ def _written(
         said = [*bearable.sentences(dial[0]), *said]
     drawn: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
+    failed: list[str] = []
     for spec in figures_of(name, alone):
         if lack := spec.lacks(recorded):
             lacking |= {spec.id: lack} if spec.experiment == name else {}
             continue
-        figure = spec.figure(recorded)
-        written = write.figure(results, spec.stem(name), figure, spec.caption, formats)
+        try:
+            figure = spec.figure(recorded)
+            written = write.figure(results, spec.stem(name), figure, spec.caption, formats)
+        except Exception as error:  # no figure costs the page, a user's own least of all
+            failed.append(f"{spec.id} {spec.name} could not be drawn: {visible(blame.one_line(error))}")
+            continue
         svg = regular_files.read_bytes(next(path for path in written if path.suffix == ".svg"))
         of_page = {"id": spec.id, "name": spec.name, "caption": write.whole_caption(figure, spec.caption)}
         of_page |= {"svg": base64.b64encode(svg).decode(), "narrow": ""}
@@ -294,6 +300,7 @@ def _written(
         "files": files,
         "text": "\n\n".join(text) + "\n",
         "lacking": lacking,
+        "failed": failed,
     }
 
 

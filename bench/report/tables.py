@@ -16,6 +16,7 @@ from steadymoe.bench.statistics.comparisons import (
     POWER,
     detectable,
     deviation,
+    difference,
     is_decided,
     probability_of_improvement,
     ranking,
@@ -85,8 +86,8 @@ def one_number(curve: pd.Series, how: str) -> float:
     """Return one number of a run from its curve over steps (values in the order of the steps).
 
     ``how`` is ``last`` (the last mean over ``LAST_STEPS`` steps), ``fall`` (the highest such mean minus the last),
-    ``first`` or ``end`` (the first or the last value), or ``median`` or ``mean`` (over steps). Raises ValueError for
-    any other word.
+    ``gain`` (the last such mean minus the first value), ``first`` or ``end`` (the first or the last value), or
+    ``median`` or ``mean`` (over steps). Raises ValueError for any other word.
     """
 
     def smooth() -> pd.Series:
@@ -96,6 +97,7 @@ def one_number(curve: pd.Series, how: str) -> float:
         "last": lambda: smooth().iloc[-1],
         "fall": lambda: (means := smooth()).max() - means.iloc[-1],
         "first": lambda: curve.iloc[0],
+        "gain": lambda: smooth().iloc[-1] - curve.iloc[0],
         "end": lambda: curve.iloc[-1],
         "median": curve.median,
         "mean": curve.mean,
@@ -175,11 +177,27 @@ LEADERBOARD = {
 }
 LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of "
-    "seeds. p: paired t test of the difference in final reward from the best arm, Holm-corrected for all pairs of "
-    f"arms. {DECIDED} Numbers of a run: start is the reward of the first step, before any update, final reward is "
-    f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} This is "
-    "a share of runs."
+    "seeds. p: paired t test of the difference in final reward from the best arm (Welch's where no seed begins at one "
+    f"cold start; then gain is final reward less start), Holm-corrected for all pairs of arms. {DECIDED} Numbers of a "
+    "run: start is the reward of the first step, before any update, final reward is the mean of the last "
+    f"{LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} This is a share of runs."
 )
+
+
+def by_start(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return ``steps`` with a number in place of the seed that only runs of one seed and one cold start share.
+
+    Only such runs are paired: a model and its dense twin begin elsewhere, and so do runs on another processor.
+    """
+    if "start" not in steps:
+        return steps
+    pairs = steps["seed"].astype(str) + " " + steps["start"].astype(str)
+    return steps.assign(seed=pd.factorize(pairs)[0])
+
+
+def starts_differ(steps: pd.DataFrame) -> bool:
+    """Return whether some runs of one seed begin at different cold starts."""
+    return "start" in steps and bool((steps.groupby("seed")["start"].nunique() > 1).any())
 
 
 def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -188,12 +206,13 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``runs`` has the columns of
     ``collapse.judged``.
     """
-    ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward")).set_index("arm")
+    ranked = ranking(final_rewards(by_start(steps)), bounds=columns.bounds("reward")).set_index("arm")
     counts = pd.DataFrame({"n": runs.groupby("arm").size(), "p (Holm)": ranked["p_corrected"]})
     counts["collapsed"] = _verdicts(runs)["collapsed"].mean()
-    table = _by_reward(counts.join(_estimates(steps, LEADERBOARD)))
+    gains = {"gain": ("reward", "gain")} if starts_differ(steps) else {}
+    table = _by_reward(counts.join(_estimates(steps, LEADERBOARD | gains)))
     table.insert(0, "rank", range(1, len(table) + 1))
-    first = ["rank", "arm", "n", "start", "final reward", "p (Holm)", "collapsed"]
+    first = ["rank", "arm", "n", "start", "final reward", *gains, "p (Holm)", "collapsed"]
     return table[[*first, *(name for name in table if name not in first)]]
 
 
@@ -250,8 +269,9 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
 # The table says how many seeds a difference of this size takes.
 EFFECT = 0.05
 HEAD_TO_HEAD_CAPTION = (
-    f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
-    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} "
+    f"Every arm against the best arm (highest final reward), with {INTERVAL}. Runs of one seed that begin at one cold "
+    "start are paired; arms without such seeds are compared by Welch's t, and their gains over the start stand next to "
+    f"the levels. p: paired t test, or Welch's, Holm-corrected for all pairs of arms. {DECIDED} "
     "Detectable: the true difference in final reward that an uncorrected paired t test at "
     f"{ALPHA:.0%} finds with probability {POWER:.0%} at these n seeds, and the seeds that {EFFECT:g} would need, "
     "both from the standard deviation of the differences (– if it is not known). "
@@ -265,12 +285,15 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
 
     ``steps`` and ``evaluations`` are the tables of ``archive.load`` for one experiment.
     """
-    rewards = final_rewards(steps)
+    paired = by_start(steps)
+    rewards = final_rewards(paired)
     ranked = ranking(rewards, bounds=columns.bounds("reward"))
     if len(ranked) < 2:
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
     finals = {str(arm): each.set_index("seed")["value"] for arm, each in rewards.groupby("arm")}
+    gains = run_numbers(paired, "reward", "gain", ["arm", "seed"]).reset_index()
+    gained = {str(arm): each.set_index("seed")["value"] for arm, each in gains.groupby("arm")}
     answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
@@ -282,6 +305,7 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
                 "against": best,
                 "n": row["difference"].n,
                 "final reward, difference": row["difference"],
+                **({"gain, difference": difference(gained[arm], gained[best])} if starts_differ(steps) else {}),
                 "p (Holm)": row["p_corrected"],
                 "detectable": detectable(spread, row["difference"].n),
                 f"seeds for {EFFECT:g}": seeds_needed(spread, EFFECT),
@@ -309,15 +333,16 @@ _RATE = r" (optimizer\.)?learning_rate=\S+"
 # A lead of no more than this is rounding.
 _LEVEL = 1e-9
 HEADLINE_CAPTION = (
-    "Mean over n seeds with a nominal 95 % interval. Differences are paired, seed by seed. Collapsed: number of runs."
+    "Mean over n seeds with a nominal 95 % interval. Differences are paired, seed by seed, where runs share a cold "
+    "start. Collapsed: number of runs."
 )
 # Words of the page, besides those of ``outcome.TERMS``.
 TERMS = {
     "arm": "Runs that differ in their seed alone.",
     "final reward": f"Mean reward of the last {LAST_STEPS} steps.",
     "interval": f"{INTERVAL[0].upper()}{INTERVAL[1:]}.",
-    "decided": f"{DECIDED} p is that of Head to head: paired t test, Holm-corrected for all pairs of arms, because the "
-    "leading arm was picked by its result.",
+    "decided": f"{DECIDED} p is that of Head to head: paired or Welch's t test, Holm-corrected for all pairs of arms, "
+    "because the leading arm was picked by its result.",
 }
 
 

@@ -60,6 +60,25 @@ def paired_difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) 
     return over_seeds((ours - theirs).tolist(), bounds=bounds)
 
 
+def welch_difference(a: pd.Series, b: pd.Series) -> Estimate:
+    """Return mean of a less mean of b with Welch's 95 % t interval (1947), for arms that are not paired.
+
+    n is the size of the smaller arm. No interval if an arm has fewer than three numbers, or if neither varies.
+    """
+    ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
+    n = min(len(ours), len(theirs))
+    apart = float(ours.mean() - theirs.mean()) if n else np.nan
+    if n < MIN_FOR_INTERVAL or max(np.ptp(ours), np.ptp(theirs)) <= _ROUNDING * max(np.abs(ours).max(), 1.0):
+        return Estimate(apart, np.nan, np.nan, n)
+    low, high = scipy_stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
+    return Estimate(apart, float(low), float(high), n)
+
+
+def difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) -> Estimate:
+    """Return the ``paired_difference`` over shared seeds, or the ``welch_difference`` if there are none."""
+    return paired_difference(a, b, bounds) if len(_paired(a, b)[0]) else welch_difference(a, b)
+
+
 def probability_of_improvement(a: pd.Series, b: pd.Series) -> Estimate:
     """Return P(a > b) + P(a = b)/2 (2108.13264, section 4.4).
 
@@ -246,8 +265,8 @@ def ranking(numbers: pd.DataFrame, bounds: Bounds | None = None) -> pd.DataFrame
     """Compare every arm with the arm of the highest mean; the highest mean first.
 
     ``numbers`` has the columns arm, seed, value. ``bounds`` are the ends of a value, (0, 1) or None; with (0, 1) the
-    intervals of the differences stay in [−1, 1]. Returned columns: arm, estimate, against, difference (arm − against,
-    an ``Estimate`` over shared seeds), p, p_corrected. p-values are corrected for all pairs of arms, because the data
+    intervals of paired differences stay in [−1, 1]. Returned columns: arm, estimate, against, ``difference`` (arm −
+    against), p, p_corrected. p-values are corrected for all pairs of arms, because the data
     chose the best arm.
     """
     arms = {str(arm): group.set_index("seed")["value"] for arm, group in numbers.groupby("arm")}
@@ -261,7 +280,7 @@ def ranking(numbers: pd.DataFrame, bounds: Bounds | None = None) -> pd.DataFrame
             "arm": order,
             "estimate": [over_seeds(arms[arm].tolist(), bounds=bounds) for arm in order],
             "against": order[:1] * len(order),
-            "difference": [paired_difference(arms[arm], arms[order[0]], bounds and DIFFERENCE) for arm in order],
+            "difference": [difference(arms[arm], arms[order[0]], bounds and DIFFERENCE) for arm in order],
             **{name: values[: len(order)] for name, values in columns.items()},
         }
     )

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats as scipy_stats
 
 from steadymoe.bench.report import tables, write
 from steadymoe.bench.statistics.comparisons import seeds_needed
@@ -67,3 +68,35 @@ def test_arms_with_different_prompts_have_no_win_rate() -> None:
     made = tables.head_to_head(steps_of(), answers)
     assert made["held-out wins"].iloc[0].n == 0
     assert "–" in write.to_markdown(made)
+
+
+def test_arms_that_begin_at_other_cold_starts_are_not_paired() -> None:
+    """A dense twin: on each seed it begins elsewhere, and noise of the seeds does not cancel."""
+    levels = {"fast": [0.5, 0.6, 0.7, 0.8, 0.9], "slow": [0.4, 0.5, 0.6, 0.7, 0.8], "dense": [0.41, 0.5, 0.6, 0.7, 0.8]}
+    rows = [
+        {
+            "arm": arm,
+            "seed": seed,
+            "start": f"{arm == 'dense'} {seed}",
+            "step": step,
+            "metric": "reward",
+            "value": value,
+        }
+        for arm, by in levels.items()
+        for seed in SEEDS
+        for step, value in enumerate([0.3 + 0.02 * (arm == "dense"), *[by[seed]] * 5])
+    ]
+    steps = pd.DataFrame(rows)
+    assert tables.starts_differ(steps)
+    made = tables.head_to_head(steps, evaluations({})).set_index("arm")
+    twin, paired = made.loc["dense", "final reward, difference"], made.loc["slow", "final reward, difference"]
+    expected = scipy_stats.ttest_ind(levels["dense"], levels["fast"], equal_var=False)
+    assert (twin.mean, twin.n) == (pytest.approx(-0.098), 5)
+    assert [twin.low, twin.high] == pytest.approx([*expected.confidence_interval()])
+    assert made.loc["dense", "gain, difference"].mean == pytest.approx(-0.118)
+    assert np.isnan(made.loc["dense", "detectable"])
+    assert made.loc["slow", "p (Holm)"] < 0.2 < made.loc["dense", "p (Holm)"]
+    assert (paired.mean, paired.n) == (pytest.approx(-0.1), 5)
+    without = tables.head_to_head(steps.drop(columns="start"), evaluations({}))
+    assert "gain, difference" not in without
+    assert without.set_index("arm").loc["dense", "p (Holm)"] < 0.01, "paired, as it was"

@@ -132,9 +132,7 @@ def test_loss_that_is_edited_during_a_sweep_is_recorded_as_it_ran(mine: Path) ->
     assert [provenance.difference(facts).code for facts in (one, other)] == [
         "other code of its algorithm, task or engine"
     ] * 2
-    with pytest.raises(
-        ConfigError, match=r"my_losses\.Mine has changed since this process imported it"
-    ):
+    with pytest.raises(ConfigError, match=r"my_losses\.Mine has changed since this process imported it"):
         compose.plan([*TINY, "algorithm=mine", "seed=2"])
     assert compose.plan([*TINY, "algorithm=grpo", "seed=2"]), "which does not use it"
 

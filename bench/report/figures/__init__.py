@@ -42,6 +42,8 @@ class FigureSpec:
     rule: Callable[[pd.DataFrame], str | None] = lambda steps: None
     """Another condition: returns what is missing, or None."""
     takes: tuple[str, ...] = ("steps",)
+    of_experts: bool = False
+    """Whether it is about experts: runs of dense models are left out, before anything is asked of the rest."""
     needs_own: bool = False
     """Whether it draws what only a user's own loss records, so that no run of the suite lacks it."""
 
@@ -56,6 +58,7 @@ class FigureSpec:
 
     def lacks(self, data: Mapping[str, pd.DataFrame]) -> str | None:
         """Return what ``data`` (name → table) lacks for this figure; None if nothing is missing."""
+        data = self._chosen(data)
         if absent := [name for name in self.takes if name not in data or data[name].empty]:
             return f"the table {', '.join(absent)}"
         return next(self._missing(data["steps"]), None) if "steps" in data else None
@@ -73,8 +76,14 @@ class FigureSpec:
         if missing := self.rule(steps):
             yield missing
 
+    def _chosen(self, data: Mapping[str, pd.DataFrame]) -> Mapping[str, pd.DataFrame]:
+        if not self.of_experts:
+            return data
+        return {name: each[each["experts"] > 0] if "experts" in each else each for name, each in data.items()}
+
     def figure(self, data: Mapping[str, pd.DataFrame]) -> DataFigure:
         """Draw ``data``, if ``lacks(data)`` is None. A ``$`` in a name begins no formula."""
+        data = self._chosen(data)
         return self.draw(*(without_mathematics(data[name]) for name in self.takes))
 
 
@@ -106,10 +115,10 @@ _LIST = [
     FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "twins",
                rule=_has_twins, takes=("histograms",)),
     FigureSpec("fig10", "drift", routing.drift, "drift",
-               varies_one=tuple(routing.AXES), records=("expert_change_rate",)),
+               varies_one=tuple(routing.AXES), records=("expert_change_rate",), of_experts=True),
     FigureSpec("fig11", "attribution", routing.attribution, "attribution",
                varies_one=tuple(routing.SIZES), records=("log_ratio_moment_free", "log_ratio_moment_pinned"),
-               only=("algorithm", "routing", "engine", *routing.SIZES), rule=_has_one_model),
+               only=("algorithm", "routing", "engine", *routing.SIZES), rule=_has_one_model, of_experts=True),
     FigureSpec("fig14", "dose_response", points.dose_response, "dose",
                varies=("strength",), records=("reward", "rollout_kl_k3"),
                only=("algorithm", "routing", "correction", "model", "strength"),

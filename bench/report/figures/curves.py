@@ -188,11 +188,13 @@ def differences(
     single = _seeds(steps, metric, False, style.smoothed_over(metric))
     wide = single.pivot(index=["seed", "step"], columns="arm", values="mean")
     style.zero(axis, lines[base])
+    paired = _paired_seeds(steps, base)
     for arm, look in lines.items():
-        if arm == base or not {arm, base} <= set(wide):
+        if arm == base or not {arm, base} <= set(wide) or not paired.get(arm):
             continue
         name = f"{arm} − {base}"
-        ours = wide[arm] if x is None else _moved(wide[arm], x[arm], x[base])
+        at_one_start = wide[arm].where(wide.index.get_level_values("seed").isin(paired[arm]))
+        ours = at_one_start if x is None else _moved(at_one_start, x[arm], x[base])
         apart = (ours - wide[base]).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
         apart = apart if x is None else apart.assign(x=x[base].reindex(apart["x"]).to_numpy())
         for seed, own in apart.groupby("seed"):
@@ -223,8 +225,17 @@ def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
     if not 2 <= len(lines) <= looks.TOGETHER or not style.few_seeds(steps):
         return None
     base = looks.reference(lines)
-    seeds = steps.groupby("arm")["seed"].agg(set)
-    return base if base in seeds and any(arm != base and seeds[arm] & seeds[base] for arm in seeds.index) else None
+    return base if any(seeds for arm, seeds in _paired_seeds(steps, base).items() if arm != base) else None
+
+
+def _paired_seeds(steps: pd.DataFrame, base: str) -> dict[str, set[int]]:
+    """Return the seeds at which each arm begins at the cold start of the arm ``base``."""
+    pairs = tables.by_start(steps)["seed"]
+    found = steps[["arm", "seed"]].assign(pair=pairs).drop_duplicates()
+    shared = set(found.loc[found["arm"] == base, "pair"])
+    return {
+        str(arm): set(own.loc[own["pair"].isin(shared), "seed"]) for arm, own in found.groupby("arm", observed=True)
+    }
 
 
 def _seeds(steps: pd.DataFrame, metric: str, log: bool, over: int) -> pd.DataFrame:

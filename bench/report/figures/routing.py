@@ -74,7 +74,6 @@ def drift(steps: pd.DataFrame) -> DataFigure:
     Every axis that varies has one panel. The lines of a panel are the values of the next axis; a third axis is fixed
     at its middle value.
     """
-    steps = steps[steps["experts"] > 0]
     varying = [axis for axis in AXES if steps[axis].nunique() > 1]
     metric = "expert_change_rate"
     with style.figure_style():
@@ -124,7 +123,6 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
     Above: 1 − E[(log r pinned)²] / E[(log r free)²] over a run. Below: E[(log r)²] of the tokens whose route changed
     in any layer, divided by E[(log r)²] of the other tokens.
     """
-    steps = steps[steps["experts"] > 0]
     x = "moe_layers" if steps["moe_layers"].nunique() > 1 else "experts"
     names, experts, lines = tables.line_names(steps, ["routing", "engine"]), steps["experts"].astype(int), None
     if x == "moe_layers" and names.nunique() == 1:
