@@ -96,8 +96,6 @@ WRONG = {
     "-m experiment=quickstart,replay seed=0": "steadymoe run experiment=replay seed=0",
     "-m algorithm=grpo,gspo --cfg job": "--cfg prints one config: give one value in algorithm=grpo,gspo",
     "--shell-completion install=bash": "is not supported",
-    "-m algorithm=grpo,reinforce algorithm.loss.clip_high=0.3": "algorithm=reinforce has no loss.clip_high; its fields",
-    "-m task=sort,chain task.modulus=7": "task=sort has no modulus",
     "-m algorithm=[grpo],gspo": "algorithm takes one name, got [grpo]",
     "-m seed=0,1 updates_per_rollout=8,7": "updates_per_rollout (7)",  # one wrong point stops the sweep
     "--retry-failed -m seed=0,1": "--retry-failed: none of 2 runs has failed",
@@ -133,6 +131,48 @@ def test_impossible_combinations_are_skipped_and_named(
     # A plan that cannot say so refuses the sweep.
     with pytest.raises(compose.ConfigError, match="keeps routers"):
         compose.plan(words[1:3], multirun=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "made", "named"),
+    [
+        (
+            "model=micro,dense_micro model.config.num_experts=4,16",
+            2,
+            ["dense_micro has no config.num_experts"] * 2,
+        ),
+        ("model.config.num_experts=8,16 model.config.num_experts_per_tok=2,12", 3, ["(12) is above"]),
+        ("algorithm=grpo,reinforce algorithm.loss.clip_high=0.3", 1, ["algorithm=reinforce has no loss.clip_high"]),
+        ("task=sort,chain task.modulus=7", 1, ["task=sort has no modulus"]),
+        ("model=micro,dense_micro routing=off,r2", 3, ["this model is dense"]),
+        ("model=micro,dense_micro optimizer.router_factor=1,0.5", 3, ["this model is dense"]),
+    ],
+)
+def test_a_point_that_cannot_be_is_left_out_of_a_sweep(words: str, made: int, named: list[str]) -> None:
+    left_out: list[str] = []
+    assert len(compose.plan(words.split(), True, left_out)) == made
+    assert len(left_out) == len(named)
+    assert all(part in line for part, line in zip(named, left_out, strict=True))
+
+
+def test_a_dense_twin_ignores_what_a_sweep_says_of_routers() -> None:
+    words = ["experiment=bearable", "model=flat,dense_flat", "algorithm=grpo", "seed=0", "optimizer.learning_rate=1e-4"]
+    about_routers = ["cold_start.aux_loss", "cold_start.router_factor", "optimizer.router_factor"]
+    for typed in ([], ["optimizer.router_factor=0.5"], ["routing=r3"]):
+        moe, dense = compose.plan([*words, *typed], multirun=True)
+        assert (moe.choices["model"], dense.choices["model"]) == ("flat", "dense_flat")
+        assert moe.not_applicable == ()
+        assert set(about_routers) <= set(dense.not_applicable)
+        assert dense.axes == {}
+        # Its own command makes the same run, with the settings off.
+        (again,) = compose.plan(shlex.split(dense.command)[2:])
+        assert (again.config_hash, again.folder) == (dense.config_hash, dense.folder)
+        assert (dense.config.optimizer.router_factor, dense.config.routing.replay) == (1, "none")
+        assert (dense.config.cold_start.router_factor, dense.config.cold_start.aux_loss) == (1, 0)
+    # What is typed for a dense model alone is refused.
+    for typed in (["optimizer.router_factor=0.5"], ["routing=r3"], ["cold_start.aux_loss=0.02"]):
+        with pytest.raises(compose.ConfigError, match="this model is dense"):
+            compose.plan([*words, "model=dense_flat", *typed], multirun=True)
 
 
 def test_tilde_expands_to_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
         launch.show(["--help"])
         return 0
     left_out: list[str] = []
-    requested = compose.plan(flags.overrides, flags.multirun, with_parts=not flags.dry, left_out=left_out)
+    requested = compose.plan(flags.overrides, flags.multirun, left_out)
     if flags.cfg or flags.info:
         _show(flags)
         return 0

@@ -7,7 +7,7 @@ in one line and touches nothing on disk.
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from steadymoe.bench.runs.overrides import key_of
 from steadymoe.bench.runs.validate import check, check_names
 from steadymoe.bench.schema import RunConfig, read
 from steadymoe.bench.support import atomic_files, external, regular_files
-from steadymoe.bench.support.errors import ConfigError
+from steadymoe.bench.support.errors import ConfigError, Dense
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _LAUNCH_KEYS = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
@@ -44,6 +44,8 @@ class Run:
     command: str
     words: tuple[str, ...]
     """The overrides that the run was composed of."""
+    not_applicable: tuple[str, ...] = ()
+    """Settings of routers that a dense model ignored; the config has them off."""
 
     def save(self, path: Path) -> None:
         """Write the run to a JSON file, for the job that executes it."""
@@ -53,7 +55,8 @@ class Run:
     def load(cls, path: Path) -> "Run":
         """Read a run that ``save`` has written. Nothing is composed, and only types and bounds are checked again."""
         fields = json.loads(path.read_text())
-        fields |= {"config": read(fields["plain"]), "folder": Path(fields["folder"]), "words": tuple(fields["words"])}
+        fields |= {key: tuple(fields[key]) for key in ("words", "not_applicable")}
+        fields |= {"config": read(fields["plain"]), "folder": Path(fields["folder"])}
         return cls(**fields)
 
 
@@ -72,62 +75,92 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def plan(
-    words: Sequence[str], multirun: bool = False, with_parts: bool = True, left_out: list[str] | None = None
-) -> list[Run]:
+def plan(words: Sequence[str], multirun: bool = False, left_out: list[str] | None = None) -> list[Run]:
     """Return the runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError.
 
-    Without ``with_parts`` only names, types, bounds and fields are checked, and torch is not imported. A point of a
-    sweep that cannot be, although each of its values can be elsewhere in the sweep, is named in ``left_out``; without
-    such a list it is an error, as a value is that no point can have.
+    In a sweep that has models with experts, a dense one ignores what all points say of routers. A point that cannot be,
+    although what is wrong in it could be by itself, is named in ``left_out``; without such a list it is an error.
     """
-    runs, refused = [], []
+    runs: dict[int, Run] = {}
+    refused: dict[int, ConfigError] = {}
     with overrides.composing(words):
         points = overrides.points(words, multirun)
-        for point in points:
+        shared = set(points[0]).intersection(*points)
+        for place, point in enumerate(points):
             try:
-                with overrides.errors_in_one_line(point):
-                    runs.append(run(point, with_parts))
+                runs[place] = _checked(point)
             except ConfigError as error:
-                refused.append((point, error))
-                if left_out is None or (not runs and len(refused) == _HOPELESS):
-                    raise refused[0][1] from None
+                refused[place] = error
+                if not isinstance(error, Dense) and (left_out is None or (not runs and len(refused) == _HOPELESS)):
+                    raise next(iter(refused.values())) from None
+        about_routers = {word for word in shared if _is_about_routers(key_of(word))}
+        for place in [place for place, error in refused.items() if isinstance(error, Dense) and runs]:
+            try:
+                runs[place] = _checked([word for word in points[place] if word not in about_routers], about_routers)
+                del refused[place]
+            except ConfigError as error:
+                refused[place] = error
+        possible = {word for each in runs.values() for word in each.words}
+        for place, reason in refused.items():
+            others = [word for word in points[place] if word not in possible]
+            if left_out is None or not runs or _is_wrong_alone(others):
+                raise reason
+            left_out.append(f"{' '.join(word for word in points[place] if word not in shared)}: {reason}")
     with provenance.unchanging():
-        for each in runs:
+        for each in runs.values():
             provenance.refuse_edited(each.plain)
-    possible = {word for each in runs for word in each.words}
-    shared = set(points[0]).intersection(*points)
-    for point, reason in refused:
-        if left_out is None or not possible.issuperset(point):
-            raise reason
-        left_out.append(f"{' '.join(word for word in point if word not in shared)}: {reason}")
-    last = {each.folder: each for each in runs}
-    if again := next((each for each in runs if last[each.folder] is not each), None):
+    last = {each.folder: each for each in runs.values()}
+    if again := next((each for each in runs.values() if last[each.folder] is not each), None):
         raise ConfigError(f"two points of the sweep are the same run: {again.command}")
-    return runs
+    return [runs[place] for place in sorted(runs)]
 
 
-def run(words: Sequence[str], with_parts: bool = True) -> Run:
-    """Compose and check one run from its overrides, in ``overrides.composing``; ``with_parts`` as in ``plan``."""
+def _checked(point: Sequence[str], ignored: Iterable[str] = ()) -> Run:
+    with overrides.errors_in_one_line(point):
+        return run(point, ignored)
+
+
+def _is_about_routers(key: str) -> bool:
+    from steadymoe.bench.runs import fits  # imports torch and transformers
+
+    return key.split(".")[0] == "routing" or key in fits.OF_ROUTERS
+
+
+def _is_wrong_alone(words: Sequence[str]) -> bool:
+    """Return whether words that no point can have are refused without the other words of a sweep, too."""
+    try:
+        if words:
+            _checked(words)
+    except ConfigError:
+        return True
+    return False
+
+
+def run(words: Sequence[str], ignored: Iterable[str] = ()) -> Run:
+    """Compose and check one run from its overrides, in ``overrides.composing``.
+
+    A dense model ignores what its experiment says of routers, and the words ``ignored``, which are not in ``words``.
+    """
+    from steadymoe.bench.runs import fits  # imports torch and transformers
+
     plain, choices = overrides.compose(words)
     named = overrides.reference(words)
     provenance.code_hash(plain, imported=True)  # before the first import of what the config names
     plain, reference = _spelled(_with_absolute_paths(plain), named), flatten(named)
     check_names(flatten(plain), reference, ("optimizer.kind",))  # first: it decides which fields there are
     config, flat = read(plain), flatten(plain)
-    if derived := _derived(flat, words):
-        for key, number in derived.items():
+    numbers = _derived(flat, words)
+    off = fits.of_routers(config.model, flat, set(map(key_of, words)))
+    if numbers | off:
+        for key, number in (numbers | off).items():
             *groups, name = key.split(".")
             functools.reduce(dict.__getitem__, groups, plain)[name] = number
         config, flat = read(plain), flatten(plain)
     _needed(config, choices)
     check(config, flat, reference)
-    if with_parts:
-        from steadymoe.bench.runs import fits  # imports torch and transformers
-
-        fits.check(config)
+    fits.check(config)
     check_names(flat, reference)
-    axes = identity.axes(flat, reference, choices)
+    axes = identity.axes(flat, reference | off, choices)
     return Run(
         config=config,
         plain=plain,
@@ -137,6 +170,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         config_hash=identity.config_hash(plain),
         command=external.prefix(choices, provenance.modules_of(plain)) + overrides.command_of(own(words)),
         words=tuple(words),
+        not_applicable=tuple(sorted({*off, *map(key_of, ignored)})),
     )
 
 

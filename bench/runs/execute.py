@@ -153,6 +153,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         **{group: run.choices[group] for group in record.GROUPS},
         "axes": run.axes,
         "axes_name": identity.axes_name(run.axes),
+        "not_applicable": list(run.not_applicable),
         "seed": config.seed,
         "config_hash": run.config_hash,
         "config_hash_without_seed": identity.config_hash(run.plain | {"seed": None}),

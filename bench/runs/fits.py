@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
 from steadymoe.bench.schema import EXPERTS, RunConfig
-from steadymoe.bench.support.errors import ConfigError
+from steadymoe.bench.support.errors import ConfigError, Dense
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task, check_streams, decoded, end_ids
 from steadymoe.models import build, megablocks, pretrained
@@ -40,6 +40,13 @@ _TOKEN, _NUMBER = 8 + 8 + 4, 4
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 # The number of prompts that are checked. Training may draw a longer prompt.
 _PROMPTS = 64
+# Settings that say something about routers alone, each with the value at which it does nothing.
+OF_ROUTERS = {
+    "optimizer.router_factor": 1.0,
+    **{f"cold_start.{key}": off for key, off in (("router_factor", 1.0), ("aux_loss", 0.0), ("z_loss", 0.0))},
+    **{f"routing.{key}": 0.0 for key in ("aux_loss", "z_loss", "bias_speed")},
+    **{f"{group}.aux_loss_per_layer": False for group in ("cold_start", "routing")},
+}
 # Prompts of each stream that are drawn to see whether the two overlap.
 _STREAM = 256
 
@@ -110,12 +117,26 @@ def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
         )
 
 
+def of_routers(model: Mapping[str, Any], flat: Mapping[str, Any], typed: set[str]) -> dict[str, Any]:
+    """Return the settings of routers that a dense model has on, by key, each with its value when off.
+
+    None for a model with experts, and none that is ``typed``, or whose group is.
+    """
+    if has_experts(model):
+        return {}
+    return {
+        key: off
+        for key, off in OF_ROUTERS.items()
+        if typed.isdisjoint({key, "routing" if key.startswith("routing.") else key}) and flat.get(key, off) != off
+    }
+
+
 def _dense(config: RunConfig, traits: Traits) -> None:
     """Raise ConfigError for a setting that acts on routers or experts, which a dense model does not have."""
     routing, cold_start, usual = config.routing, config.cold_start, EXPERTS[0]
     balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
     if routing.replay != "none" or routing.freeze or balanced:
-        raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
+        raise Dense("this model is dense and has no routers to replay, freeze or balance; use routing=off")
     dials = {
         "optimizer.router_factor": config.optimizer.router_factor != 1,
         "cold_start.router_factor": cold_start.router_factor != 1,
@@ -124,7 +145,7 @@ def _dense(config: RunConfig, traits: Traits) -> None:
     }
     for key, is_turned in dials.items():
         if is_turned:
-            raise ConfigError(f"this model is dense and has no routers: {key} would have no effect; leave it out")
+            raise Dense(f"this model is dense and has no routers: {key} would have no effect; leave it out")
     if config.experts != usual:
         raise ConfigError(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
     if traits.routes:

@@ -108,11 +108,13 @@ def _hash_of(modules: Iterable[str], imported: bool) -> str | None:
         return None
 
 
-def refuse_edited(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the code of a config has changed on disk since this process imported it."""
-    if code_hash(config, imported=True) != code_hash(config):
-        loss = config["algorithm"]["loss"]["_target_"]
-        raise ConfigError(f"code of {loss} has changed since this process imported it; start Python again to run it")
+def refuse_edited(plain: Mapping[str, Any]) -> None:
+    """Raise ConfigError if code that a config names has changed on disk since this process imported it."""
+    if code_hash(plain, imported=True) != code_hash(plain):
+        loss = plain["algorithm"]["loss"]["_target_"]
+        raise ConfigError(
+            f"code of a run of {loss} has changed since this process imported it; start Python again to run it"
+        )
 
 
 def versions(experts: str | None) -> dict[str, str]:

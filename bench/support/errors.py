@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """The config cannot be run; the message names the valid choices."""
+
+
+class Dense(ConfigError):
+    """A setting of routers for a dense model."""

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from fixtures import RECORDED, on_path, tutorial, write_all
+from small_runs import finished
 
 from steadymoe.bench.report import archive, figures, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
@@ -497,3 +499,34 @@ def test_the_page_opens_in_a_browser_and_its_table_sorts(recorded: Path) -> None
     rows = re.findall(r"<tr><td[^>]*>(\w+)</td>", shown)[:3]
     assert rows == ["reinforce", "gspo", "grpo"]  # descending at the second click
     assert 'aria-sort="descending"' in shown
+
+
+def test_an_moe_stands_beside_its_dense_twin_in_one_report(tmp_path: Path) -> None:
+    for model in ("model=micro", "model=dense_micro"):
+        for seed in ("seed=0", "seed=1"):
+            finished(tmp_path, "experiment_name=twins", model, seed)
+    made = report_page.make(tmp_path, "twins", ["svg"]).files
+    page = (tmp_path / "report.html").read_text()
+    assert "could not be drawn" not in page
+    drawn = " ".join(path.name for path in made if path.suffix == ".svg")
+    assert "overview" in drawn
+    assert "ratio_distributions" in drawn
+    assert "drift" not in drawn  # the MoE alone does not vary in anything
+    steps = archive.steps(archive.runs(tmp_path, "twins"))
+    assert tables.starts_differ(steps)
+    assert steps.groupby("seed")["start"].nunique().tolist() == [2, 2]
+
+
+def test_a_figure_that_cannot_be_drawn_is_named_and_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(recorded: object) -> None:
+        raise ValueError("Number of rows must be a positive integer, not 0")
+
+    shutil.copytree(RECORDED, tmp_path / "results")
+    whole = report_page.make(tmp_path / "results", "small", ["svg"]).files
+    monkeypatch.setitem(FIGURES, "fig01", replace(FIGURES["fig01"], draw=fails))
+    made = report_page.make(tmp_path / "results", "small", ["svg"]).files
+    assert [path for path in whole if path not in made] == [path for path in whole if "fig01" in path.name]
+    page = (tmp_path / "results" / "report.html").read_text()
+    assert "could not be drawn: ValueError: Number of rows must be a positive integer, not 0" in page
