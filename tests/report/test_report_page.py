@@ -512,7 +512,7 @@ def test_an_moe_stands_beside_its_dense_twin_in_one_report(tmp_path: Path) -> No
     assert "overview" in drawn
     assert "ratio_distributions" in drawn
     assert "drift" not in drawn  # the MoE alone does not vary in anything
-    steps = archive.steps(archive.runs(tmp_path, "twins"))
+    steps = archive.load(tmp_path, "twins")["steps"]
     assert tables.starts_differ(steps)
     assert steps.groupby("seed")["start"].nunique().tolist() == [2, 2]
 
