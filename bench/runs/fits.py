@@ -229,7 +229,7 @@ def _check_texts(path: str, tokenizer: PreTrainedTokenizerBase, task: Task, toke
         answers = task.demonstrations(prompts, 0.0, numpy_generator(0, "limits"))
     except NotImplementedError:  # a checkpoint needs none
         answers = []
-    ids = [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(answer)) for answer in answers]
+    ids: list[Any] = [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(answer)) for answer in answers]
     if any(tokenizer.unk_token_id in row for row in (*tokens, *ids)):
         raise ValueError(f"model.path: the tokenizer in {path} has no token for some text of this task")
     for prompt, row in zip(prompts, tokens, strict=True):

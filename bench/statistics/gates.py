@@ -13,7 +13,7 @@ without reading a reward. For a new setting:
     >>> gates.learns(*(gates.ends(bench.results(name)["steps"]) for name in ("NAME", "controls")))
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -42,7 +42,7 @@ def ends(steps: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each run of ``results()["steps"]``: its arm, its seed, and how it starts and ends."""
     kept = steps[steps["metric"].isin(["eval_accuracy", "eval_greedy"])].sort_values("step")
     wide = kept.groupby(["arm", "seed", "metric"], observed=True)["value"].agg(["first", "last"]).unstack()
-    names = {("first", "eval_accuracy"): "start", ("first", "eval_greedy"): "start_greedy"}
+    names: dict[Any, str] = {("first", "eval_accuracy"): "start", ("first", "eval_greedy"): "start_greedy"}
     names |= {("last", "eval_accuracy"): "sampled", ("last", "eval_greedy"): "greedy"}
     return wide.set_axis([names[column] for column in wide], axis=1).reset_index()
 

@@ -187,9 +187,10 @@ def sharing_refusal(model: PreTrainedModel) -> str | None:
     sharing. Each stands twice behind its prompt: if one response could see the other, or an attention had more inputs
     than keys and values (sinks), the two forwards would differ.
     """
-    if not hasattr(model, "sharing_refusal"):
-        model.sharing_refusal = packing.refusal(model) or _apart(model)  # a copy of the model has it, too
-    return cast(str | None, model.sharing_refusal)
+    kept = vars(model)  # a copy of the model has it, too
+    if "sharing_refusal" not in kept:
+        kept["sharing_refusal"] = packing.refusal(model) or _apart(model)
+    return cast(str | None, kept["sharing_refusal"])
 
 
 @torch.no_grad()
