@@ -217,7 +217,7 @@ def test_curves_below_ten_seeds_show_each_seed_without_a_band(draw: Any) -> None
     np.testing.assert_allclose(numbers[label, "gspo, seed 2"], 0.56)
     np.testing.assert_allclose(numbers["Δ training reward", "gspo − grpo, seed 2"], 0.06)
     np.testing.assert_allclose(numbers["Δ training reward", "gspo − grpo"], 0.04)
-    assert "thin lines: seeds; Δ: arm − grpo, of the same seed" in said(few)
+    assert "thin lines: seeds; Δ: arm − grpo, of the same seed and cold start" in said(few)
 
 
 def test_curves_from_ten_seeds_on_have_a_band() -> None:

@@ -400,7 +400,7 @@ def points_caption(steps: pd.DataFrame, number: str, log: bool = False, against:
 
 
 def _seeds_shown(against: str | None) -> str:
-    return "thin lines: seeds" + ("" if against is None else f"; Δ: arm − {against}, of the same seed")
+    return "thin lines: seeds" + ("" if against is None else f"; Δ: arm − {against}, of the same seed and cold start")
 
 
 def design(steps: pd.DataFrame) -> str:
