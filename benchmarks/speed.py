@@ -365,7 +365,7 @@ def generate_ratio(overrides: str, rounds: int, model: PreTrainedModel) -> dict[
             model,
             once,
             responses=responses,
-            end=-1,  # no response ends early; a batch of ``generate`` goes on until its last one ends
+            ends=(),  # no response ends early; a batch of ``generate`` goes on until its last one ends
             max_new_tokens=plain.task.max_new_tokens,
             generator=torch_generator(number, "speed"),
         )
