@@ -45,7 +45,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ({"settings": {"epsilon": 0.3}}, "belongs to TRL's own loss"),
         ({"settings": {"loss_type": "grpo"}}, "belongs to TRL's own loss"),
         ({"settings": {"use_vllm": True}, "correction": "tis"}, "would correct twice"),
-        ({"settings": {"use_vllm": True}}, "TRL's own correction"),
+        ({"settings": {"use_vllm": True}}, "would be ignored"),
         ({"probe": -1}, "probe must be"),
         ({"settings": {"model_init_kwargs": {"distributed_config": {"tp_size": 2}}}}, "tp_size=2 processes share"),
         ({"settings": {"model_init_kwargs": {"distributed_config": {"fsdp_size": 4}}}}, "tied embeddings of 14 tokens"),
