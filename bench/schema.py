@@ -47,16 +47,12 @@ version = functools.cache(metadata.version)
 _COLD_START_VERSION = 1
 
 
-def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(set(values)) < len(values):
-        raise ValueError("must not repeat a value")
-    return values
-
-
 def _with_vectors(weights: tuple[str, ...]) -> tuple[str, ...]:
     if "vectors" not in weights:
         raise ValueError("must include vectors (norms, biases), because Muon updates matrices only")
-    return _unique(weights)
+    if len(set(weights)) < len(weights):
+        raise ValueError("must not repeat a value")
+    return weights
 
 
 Count = Annotated[StrictInt, Field(ge=1, le=_LARGEST)]
@@ -64,9 +60,7 @@ Share = Annotated[StrictFloat, Field(ge=0, le=1)]
 Positive = Annotated[StrictFloat, Field(gt=0)]
 NotNegative = Annotated[StrictFloat, Field(ge=0)]
 Momentum = Annotated[StrictFloat, Field(ge=0, lt=1)]
-_UNIQUE = AfterValidator(_unique)
 _VECTORS = AfterValidator(_with_vectors)
-_NOT_EMPTY = Field(min_length=1)
 
 
 class _Group:

@@ -67,7 +67,14 @@ def of_runs() -> Iterator[dict[str, float | str]]:
             swept = f"seed=range({runs})"
             commands = {
                 "status": ("status", "--results", folder),
-                "run --dry": ("run", "--dry", "experiment=stale", "algorithm=grpo", swept, f"results_dir={folder}/new"),
+                "run --dry": (
+                    "run",
+                    "--dry",
+                    "experiment=bearable",
+                    "algorithm=grpo",
+                    swept,
+                    f"results_dir={folder}/new",
+                ),
                 "report": ("report", "--experiment", "many", "--results", folder),
             }
             for name, words in commands.items():

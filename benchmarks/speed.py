@@ -46,9 +46,8 @@ RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/sweeps.md")  # --r
 # Steps per block. Probes run in one step of a block (probe.every in conf/config.yaml), so only whole blocks compare.
 BLOCK = 4
 
-# Four mini-batches of 64 responses out of 256, as by TRL's defaults. stale: two of 128, and long: two of 64, with the
-# model, task, mini-batch and savings of conf/experiment/, whose 16 and 8 updates would take too long here. tokens…:
-# longer responses on flat; a response to a chain has one token per operand.
+# Four mini-batches of 64 responses out of 256, as by TRL's defaults. stale: two of 128, and long: two of 64, both
+# on the board's model. tokens…: longer responses on it; a response to a chain has one token per operand.
 SETTINGS = {
     "micro": "model=micro task=chain updates_per_rollout=4",
     "tiny": "model=tiny task=chain updates_per_rollout=4",

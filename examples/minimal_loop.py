@@ -34,7 +34,7 @@ from steadymoe.models import build
 MODEL = conf.read("model", "micro")  # 0.45 M parameters, 4 layers, top-2 of 8 experts
 WARM_UP_UPDATES = 150  # until about 40 % of the answers are right: if all rewards are 0, nothing can be learned
 WARM_UP_PROMPTS = 64  # conf/config.yaml, cold_start.batch_size
-WARM_UP_LEARNING_RATE = 3e-3  # conf/experiment/stale.yaml, cold_start.learning_rate
+WARM_UP_LEARNING_RATE = 3e-3  # conf/config.yaml, cold_start.learning_rate
 NOISE = 0.1  # probability of a wrong symbol in a demonstration; conf/config.yaml, cold_start.noise
 STEPS = 20  # rollouts
 PROMPTS, RESPONSES = 32, 8  # P and G; conf/config.yaml

@@ -187,11 +187,6 @@ def _file_digest(file: Path, changed: int, size: int) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def family(path: str) -> type[PreTrainedConfig]:
-    """Return the config class of the checkpoint in ``path``. Raises ValueError if its config cannot be loaded."""
-    return type(_config(path))
-
-
 def _config(path: str) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

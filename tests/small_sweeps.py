@@ -37,7 +37,7 @@ def at_work(runs: list[compose.Run], steps: int = 1) -> list[compose.Run]:
     return [
         each
         for each in runs
-        if record.status(each.folder) == "running" and len(record.read_table(each.folder, "steps")) >= steps
+        if record.read_state(each.folder).status == "running" and len(record.read_table(each.folder, "steps")) >= steps
     ]
 
 

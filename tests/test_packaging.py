@@ -23,7 +23,7 @@ def test_the_wheel_holds_every_module_config_and_template(wheel: Path) -> None:
         f"steadymoe/{path.relative_to(ROOT)}"
         for name in PACKAGES
         for path in (ROOT / name).rglob("*")
-        if path.suffix in (".py", ".yaml", ".html", ".parquet", ".json")
+        if path.suffix in (".py", ".yaml", ".html", ".json")
     }
     assert wanted <= held
     assert {name.split("/")[1] for name in held if name.startswith("steadymoe/")} == set(PACKAGES)
@@ -48,6 +48,6 @@ def test_installed_wheel_composes_configs(wheel: Path, tmp_path: Path) -> None:
 def test_python_files_named_in_the_makefile_exist() -> None:
     command = ["make", "-n", "-C", ROOT, "check", "gpu"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    named = set(re.findall(r"(?<![\w/.-])(?:tests|study|integrations)/[\w/]+\.py\b", shown))
+    named = set(re.findall(r"(?<![\w/.-])(?:tests|benchmarks|integrations)/[\w/]+\.py\b", shown))
     assert len(named) > 10
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []

@@ -76,7 +76,7 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
 
     They come from ``runs/`` if a run has ended there, else from the archive in ``data/``. ``runs`` has the recorded
     status and the verdict of the rule of collapse (``collapse.judged``). Runs of other trainers, whose column
-    ``origin`` names the trainer, are left out unless ``foreign``: claims, boards and scores must never hold one by
+    ``origin`` names the trainer, are left out unless ``foreign``: boards and scores must never hold one by
     accident. The tables are empty for an unknown experiment. Raises Damaged if one cannot be read.
     """
     is_known = experiment in experiments(results)

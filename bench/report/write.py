@@ -12,7 +12,7 @@ Recipe for a module that has something to show::
 
 Cells may be texts, numbers and ``Estimate``: rounding and escaping happen here. A command reads
 ``--format`` with ``write.formats``. The plots themselves are in ``figures/style.py``: ``line`` (a curve with its
-band), ``dot`` (an estimate with its interval), ``stacked`` (bars).
+band), ``dot`` (an estimate with its interval).
 """
 
 import re

@@ -11,7 +11,6 @@ from typing import Any
 # Fields that change nothing that a run records. They are no axis of its folder and no part of its hash.
 NO_NUMBERS = (
     *("experiment_name", "results_dir", "checkpoint_every", "checkpoint_keep", "retry", "log"),
-    "savings.reuse_first",
     "compile",
 )
 # Fields that left, at the values that they have in recorded hashes.

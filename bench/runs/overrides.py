@@ -41,9 +41,6 @@ _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 # Each point is composed and checked, some hundredths of a second, before the first run begins.
 MAX_POINTS = 10_000
 
-# `experiment=name` → the command that composes it, of experiments that are no file.
-_COMMANDS: dict[str, tuple[str, ...]] = {}
-
 
 class SearchPath(SearchPathPlugin):
     """The plugin through which Hydra learns of the configs outside the suite."""
@@ -65,20 +62,9 @@ def add_rows() -> None:
     vars(store)["__deepcopy__"] = lambda memo: store
 
 
-def add_experiment(name: str, node: Mapping[str, Any], command: tuple[str, ...]) -> None:
-    """Let this process compose ``experiment=name`` from ``node``, as if it were a file of ``conf/experiment``.
-
-    ``command`` is what runs it elsewhere, in place of ``steadymoe run experiment=name``.
-    """
-    ConfigStore.instance().store(group="experiment", name=name, node=dict(node), package="_global_")
-    _COMMANDS[f"experiment={name}"] = command
-
-
 def command_of(words: Sequence[str]) -> str:
     """Return the command that runs ``words``."""
-    chosen = next((word for word in words if word in _COMMANDS), None)
-    program = ("steadymoe", "run") if chosen is None else _COMMANDS[chosen]
-    return shlex.join([*program, *(word for word in words if word != chosen)])
+    return shlex.join(["steadymoe", "run", *words])
 
 
 def key_of(word: str) -> str:

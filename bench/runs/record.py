@@ -185,11 +185,6 @@ def weights_path(folder: Path, step: int) -> Path:
     return folder / f"weights-{step}.safetensors"
 
 
-def status(folder: Path) -> str:
-    """Return the status of a run, as ``State`` lists them."""
-    return read_state(folder).status
-
-
 def current_status(folder: Path, facts: dict[str, Any]) -> str:
     """Return the status of a run by its ``run.json`` and its lock, without a look at its tables."""
     if facts["status"] == "running" and not lifecycle.is_held(folder):

@@ -23,8 +23,6 @@ VERSION = "steadymoe-2"
 REFERENCE = bearable.REFERENCE
 # Losses that run on the scorer's machine too, so that ratios are of the same cold starts.
 ANCHORS = (REFERENCE, "gspo")
-# Further seeds, on which recorded losses ran again on the dials of rate and mismatch: do the numbers repeat?
-REPEATED = range(10, 15)
 # A first look: one dial, fewer rates and seeds.
 QUICK = ("optimizer.learning_rate=1e-4,2e-4,4e-4", "seed=0,1,2")
 # Numbers of a loss's own that may be tuned.

@@ -29,7 +29,6 @@ INTERVAL = (
 # The lowest and the highest possible value of a number.
 Bounds = tuple[float, float]
 DIFFERENCE: Bounds = (-1.0, 1.0)  # of two numbers in [0, 1]
-POSITIVE: Bounds = (0.0, np.inf)
 # Rounding may put a mean of scores this far beyond an end.
 _ROUNDING = 1e-9
 # The significant digits of an estimate: further ones are rounding, which differs between processors and decides ties.

@@ -273,4 +273,4 @@ def test_documented_script_trains_with_every_documented_command(tmp_path: Path) 
     axes = ["processes=1", "processes=2", "processes=2,sharded=experts", "processes=2,sharded=fsdp2"]
     assert set(runs["axes"]) == {f"engine=transformers,{each},trainer=trl" for each in axes}
     assert set(runs["status"]) == {"finished"}
-    assert archive.load(tmp_path / "results", "trl_micro")["runs"].empty  # what claims, scores and boards read
+    assert archive.load(tmp_path / "results", "trl_micro")["runs"].empty  # what scores and boards read

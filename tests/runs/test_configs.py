@@ -138,7 +138,7 @@ def test_loading_through_hydra_equals_loading_through_python(name: str) -> None:
         "experiment=attribution seed=1 algorithm=grpo",
         "model=micro +model.config.router_scale=3 routing=r2 correction=tis seed=3",
         "algorithm=dapo engine=fp8 engine.strength=0.5 ~engine.scale",
-        "experiment=stale '+task.texts.x=\"algorithm=grpo algorithm.loss.clip_low=0.1\"' +task.numbers=[0,1]",
+        "experiment=replay '+task.texts.x=\"algorithm=grpo algorithm.loss.clip_low=0.1\"' +task.numbers=[0,1]",
         "advantage=leave_one_out hydra.launcher.n_jobs=2 ++optimizer.learning_rate=3e-3",
         "seed=4 ++seed=3",
         "threads=2 log=null savings.sampler_as_old=10 model.config.hidden_size=64 \"results_dir='a b'\"",

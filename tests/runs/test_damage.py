@@ -76,7 +76,7 @@ def test_damaged_run_is_left_out_and_named_with_its_command(damage: str, finishe
     folder = moved(finished, tmp_path)
     inflict, why = DAMAGES[damage]
     inflict(folder)
-    assert record.status(folder) == "damaged"
+    assert record.read_state(folder).status == "damaged"
     assert why in str(record.read_state(folder).damage)
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"
@@ -224,13 +224,13 @@ def test_status_of_an_unlockable_folder_comes_from_its_run_json(
 ) -> None:
     folder = moved(finished, tmp_path)
     edited(status="running")(folder)
-    assert record.status(folder) == "interrupted"
+    assert record.read_state(folder).status == "interrupted"
 
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(lifecycle.FileLock, "acquire", refuses)
-    assert record.status(folder) == "running"
+    assert record.read_state(folder).status == "running"
 
 
 def test_unreadable_run_json_is_damage(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

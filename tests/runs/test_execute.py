@@ -116,7 +116,7 @@ def test_run_killed_at_a_random_step_resumes_to_the_same_numbers(whole: compose.
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert len(record.read_table(made.folder, "steps")) >= wanted
-    assert record.status(made.folder) in ("interrupted", "finished")
+    assert record.read_state(made.folder).status in ("interrupted", "finished")
     assert execute.execute(made) == "finished"
     assert_same(whole.folder, made.folder)
     left = {path.name for path in made.folder.iterdir() if not path.name.startswith(".")}
@@ -152,7 +152,7 @@ def test_fault_of_a_loss_names_its_file_and_line(tmp_path: Path, name: str, word
 def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(whole: compose.Run, tmp_path: Path) -> None:
     made = planned(tmp_path)
     interrupt(made, 6)
-    assert record.status(made.folder) == "interrupted"
+    assert record.read_state(made.folder).status == "interrupted"
     assert checkpoint.step_of(made.folder / "checkpoint.safetensors") == 4
     assert len(record.read_table(made.folder, "steps")) == 5
     with (made.folder / "updates.jsonl").open("a") as file:
@@ -207,8 +207,8 @@ def test_run_of_another_process_is_left_to_it(tmp_path: Path) -> None:
     with record.Record(made.folder, execute._facts(made)) as other:
         other.update(status="running")
         assert execute.execute(made) == "running"
-        assert record.status(made.folder) == "running"
-    assert record.status(made.folder) == "interrupted"
+        assert record.read_state(made.folder).status == "running"
+    assert record.read_state(made.folder).status == "interrupted"
 
 
 class Poisoned(Objective):
@@ -253,7 +253,7 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
     assert execute.execute(made) == "collapsed"
     assert record.known(made.folder)["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
-    assert record.status(made.folder) == "collapsed"
+    assert record.read_state(made.folder).status == "collapsed"
     (line,) = outcome.lines([made], {made.folder: record.read_state(made.folder)})
     assert line.startswith("collapsed: grpo_unclipped seed=0: reward at step 5 (expected")
 
@@ -364,7 +364,7 @@ def test_rerun_finishes_a_killed_cold_start_and_cleans_up(tmp_path: Path, monkey
     cache, name = tmp_path / "killed" / "cold_starts", killed.config.cold_start_fingerprint
     assert done.returncode == -signal.SIGKILL
     assert [path.name for path in cache.glob("*.safetensors")] == [f"{name}.partial.safetensors"]
-    assert record.status(killed.folder) == "interrupted"
+    assert record.read_state(killed.folder).status == "interrupted"
     monkeypatch.setattr(cold_start, "_accuracy", lambda *a: a[4] / 40)
     assert execute.execute(whole) == execute.execute(killed) == "finished"
     assert_same(whole.folder, killed.folder)

@@ -33,7 +33,7 @@ def basic(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
 
 def assert_complete(runs: list[compose.Run], basic: list[compose.Run]) -> None:
     for one, other in zip(runs, basic, strict=True):
-        assert record.status(one.folder) == "finished"
+        assert record.read_state(one.folder).status == "finished"
         assert_same(one.folder, other.folder)
 
 
@@ -87,5 +87,5 @@ def test_submitted_jobs_outlive_their_launcher(tmp_path: Path, basic: list[compo
     wait_for(lambda: at_work(runs, 1), 120)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(30) == 130
-    wait_for(lambda: all(record.status(each.folder) == "finished" for each in runs), 240)
+    wait_for(lambda: all(record.read_state(each.folder).status == "finished" for each in runs), 240)
     assert_complete(runs, basic)

@@ -167,7 +167,7 @@ def test_edited_loss_is_refused_unless_redo_is_given(
     assert str(aside) in ran(*words, "--redo")
     assert (aside / "steps.parquet").read_bytes() == old
     assert (shipped.folder / "run.json").read_bytes() == before
-    assert record.status(made.folder) == "finished"
+    assert record.read_state(made.folder).status == "finished"
     assert provenance.difference(record.known(made.folder)).stale is None
     assert len(record.read_table(made.folder, "steps")) == 1
     assert command.redo([shipped, made]) == []

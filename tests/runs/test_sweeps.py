@@ -49,7 +49,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
 
 def assert_complete(runs: list[compose.Run], undisturbed: list[compose.Run]) -> None:
     for one, other in zip(runs, undisturbed, strict=True):
-        assert record.status(one.folder) == "finished"
+        assert record.read_state(one.folder).status == "finished"
         assert_same(one.folder, other.folder)
 
 
@@ -60,12 +60,12 @@ def test_killed_launcher_stops_its_workers_and_can_be_resumed(tmp_path: Path, un
     wait_for(lambda: at_work(runs, 3))
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    wait_for(lambda: all(record.status(each.folder) != "running" for each in runs), 60)
-    assert {record.status(each.folder) for each in runs} <= {"interrupted", "missing", "finished"}
+    wait_for(lambda: all(record.read_state(each.folder).status != "running" for each in runs), 60)
+    assert {record.read_state(each.folder).status for each in runs} <= {"interrupted", "missing", "finished"}
     (experiment,) = (tmp_path / "runs").iterdir()
     told = "\n".join(status.lines(tmp_path))
     assert set(status.states_of(experiment)) == {each.folder for each in runs}
-    left = [each for each in runs if record.status(each.folder) != "finished"]
+    left = [each for each in runs if record.read_state(each.folder).status != "finished"]
     assert ("  resume all" in told) is (len(left) > 1)
     second = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     said, _ = second.communicate(timeout=400)
@@ -144,10 +144,10 @@ def test_retry_failed_reruns_only_failed_runs(tmp_path: Path, monkeypatch: pytes
         assert execute.execute(runs[1]) == "failed"
     words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     assert "skips 3 of 4 runs" in ran("run", "--retry-failed", *words)
-    assert [record.status(each.folder) for each in runs] == ["missing", "finished", "missing", "missing"]
+    assert [record.read_state(each.folder).status for each in runs] == ["missing", "finished", "missing", "missing"]
     assert "retry=" not in record.known(runs[1].folder)["command"]
     ran("run", *words)
-    assert [record.status(each.folder) for each in runs] == ["finished"] * 4
+    assert [record.read_state(each.folder).status for each in runs] == ["finished"] * 4
 
 
 def test_job_loads_its_config_in_the_launchers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_full_disk_loses_no_finished_rows(
     finished = 2 if where in ("rows", "everything") else record.read_table(made.folder, "steps")["step"].max()
     rows = record.read_table(made.folder, "steps")
     assert rows["step"].tolist() == list(range(1, finished + 1))
-    assert record.status(made.folder) in ("failed", "interrupted")
+    assert record.read_state(made.folder).status in ("failed", "interrupted")
     monkeypatch.setattr(atomic_files, "write", writes)
     monkeypatch.setattr(record.Record, "append", append)
     assert checkpoint.step_of(made.folder / "checkpoint.safetensors") is not None

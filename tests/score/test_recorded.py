@@ -58,8 +58,8 @@ def test_recorded_runs_use_the_standards_seeds() -> None:
     table = standard.recorded()
     seeds = table.groupby(["dial", "loss", "rate", "value"])["seed"].agg(frozenset)
     first = frozenset(range(5))
-    assert set(seeds["rate"]) == {first, first | set(standard.REPEATED)}
-    second, repeated = frozenset(range(5, 10)), frozenset(standard.REPEATED)
+    assert set(seeds["rate"]) == {first, first | frozenset(range(10, 15))}
+    second, repeated = frozenset(range(5, 10)), frozenset(range(10, 15))
     assert set(seeds["staleness"]) == {second}
     assert set(seeds["mismatch"]) == {repeated, second | repeated}
     assert seeds["rate"].groupby("loss").nunique().max() == 1

@@ -109,7 +109,7 @@ def test_reward_interval_uses_the_delta_method_on_the_logit_scale() -> None:
     )
     np.testing.assert_allclose([found.low, found.high], ends)
     assert estimates.mean_over_seeds(values, bounds=(0.0, 1.0)) == pytest.approx(found)
-    positive = estimates.over_seeds([1.0, 1.0, 6.0], bounds=estimates.POSITIVE)
+    positive = estimates.over_seeds([1.0, 1.0, 6.0], bounds=(0.0, np.inf))
     assert 0 < positive.low < positive.mean < positive.high
     np.testing.assert_allclose(positive.low * positive.high, positive.mean**2)
     mirrored = estimates.over_seeds([1 - value for value in values], bounds=(0.0, 1.0))

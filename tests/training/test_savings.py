@@ -186,7 +186,7 @@ def test_measure_little_does_not_change_training(tmp_path: Path) -> None:
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
         execute.execute(made)
-    assert record.status(little.folder) == "finished"
+    assert record.read_state(little.folder).status == "finished"
     ours, theirs = (record.read_table(made.folder, "steps") for made in (little, every))
     assert ours["reward"].iloc[0] == theirs["reward"].iloc[0]
     for name in ("loss", "grad_norm", "entropy"):

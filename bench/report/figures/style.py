@@ -320,17 +320,6 @@ def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None
     axis.grid(visible=False, axis="y")
 
 
-def stacked(axis: Axes, heights: pd.DataFrame, colours: Sequence[str]) -> None:
-    """Draw a bar for each row of ``heights``, stacked from its columns: positive parts upwards, negative ones down."""
-    for name, colour in zip(heights, colours, strict=True):
-        part, before = heights[name].fillna(0.0), heights.loc[:, :name].iloc[:, :-1].fillna(0.0)
-        bottoms = before.where(before.ge(0).eq(part.ge(0), axis=0), 0.0).sum(axis=1)
-        axis.bar(range(len(part)), part, bottom=bottoms, color=colour, width=0.7, label=str(name))
-    axis.set_xticks(range(len(heights)), [str(name) for name in heights.index])
-    axis.axhline(0, color="#999999", linewidth=0.6, zorder=0)
-    axis.grid(visible=False, axis="x")
-
-
 def zero(axis: Axes, base: Look) -> None:
     """Draw the line of no difference in the look of the arm that the others are compared with."""
     axis.axhline(0, color=base.colour, linestyle=base.dashes, linewidth=0.8)
