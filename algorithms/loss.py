@@ -67,6 +67,8 @@ class PolicyLoss(ABC):
         """Return the loss of a mini-batch, or of a part with the ``responses`` and ``tokens`` of the whole."""
         before = batch.changes()
         made = self.surrogate(batch)
+        if not isinstance(made, Surrogate) or not isinstance(made.values_BT, Tensor):
+            raise TypeError(f"{type(self).__name__}.surrogate must return a Surrogate of a tensor ({self.place})")
         if made.values_BT.shape != batch.mask_BT.shape:
             raise ValueError(
                 f"{type(self).__name__}.surrogate must return a value for each token, {tuple(batch.mask_BT.shape)}, "

@@ -26,8 +26,9 @@ from transformers.utils import logging
 
 from steadymoe.models import build, contract
 
-# Hides transformers' function from chat templates: the prompts of a run must not depend on the day.
-_TODAY = "{% macro strftime_now(format) %}2024-07-26{% endmacro %}"
+# Hides transformers' function from chat templates: the prompts of a run must not depend on the day. Templates are read
+# with trim_blocks, which takes the newline, so that the template itself begins on a line of its own.
+_TODAY = "{% macro strftime_now(format) %}2024-07-26{% endmacro %}\n"
 
 # Files with these endings are the content of a checkpoint; its read-me and its optimizer's state change no number.
 _CONTENT = (".safetensors", ".json", ".jinja", ".model", ".txt")
@@ -137,9 +138,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         )
     if (last := max(tokenizer.get_vocab().values())) != len(tokenizer) - 1:
         raise ValueError(f"model.path: the tokenizer in {path} has {len(tokenizer)} tokens, but ids up to {last}")
-    declared = (getattr(each, "eos_token_id", None) for each in (tokenizer, config, _generation(path)))
-    ends = {end for each in declared for end in (each if isinstance(each, list) else [each]) if end is not None}
-    tokenizer.end_ids = tuple(sorted(ends))
+    tokenizer.end_ids = tuple(sorted({tokenizer.eos_token_id, *_ends(path)}))
     tokenizer.clean_up_tokenization_spaces = False
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -147,6 +146,18 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = _TODAY + tokenizer.get_chat_template()
         tokenizer.__class__ = type("Chat", (_Chat, type(tokenizer)), {})
     return tokenizer
+
+
+def _ends(path: str) -> set[int]:
+    """Return the ids of end tokens that the config and the generation config declare; a class's default is none."""
+    _generation(path)  # raises an error if it is not valid
+    found: set[int] = set()
+    for file in (Path(path) / "config.json", Path(path) / "generation_config.json"):
+        written = json.loads(file.read_text()) if file.is_file() else {}
+        for each in (written, written.get("text_config") or {}):
+            declared = each.get("eos_token_id")
+            found |= {declared} if isinstance(declared, int) else set(declared or ())
+    return found
 
 
 def limits(path: str) -> Limits:

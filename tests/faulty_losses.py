@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,15 @@ class InPlace(ClippedLoss):
     def surrogate(self, batch: Batch) -> Surrogate:
         """Return r Â/2."""
         return Surrogate(self.ratio_of(batch) * batch.advantages_BT.mul_(0.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bare(ClippedLoss):
+    """Forgets to wrap its values."""
+
+    def surrogate(self, batch: Batch) -> Any:
+        """Return r Â."""
+        return self.ratio_of(batch) * batch.advantages_BT
 
 
 @dataclass(frozen=True, kw_only=True)

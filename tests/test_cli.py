@@ -146,6 +146,7 @@ def test_impossible_combinations_are_skipped_and_named(
         ("task=sort,chain task.modulus=7", 1, ["task=sort has no modulus"]),
         ("model=micro,dense_micro routing=off,r2", 3, ["this model is dense"]),
         ("model=micro,dense_micro optimizer.router_factor=1,0.5", 3, ["this model is dense"]),
+        ("model=micro,dense_micro cold_start.aux_loss=0.01,0.1", 3, ["this model is dense"]),
     ],
 )
 def test_a_point_that_cannot_be_is_left_out_of_a_sweep(words: str, made: int, named: list[str]) -> None:
@@ -158,7 +159,7 @@ def test_a_point_that_cannot_be_is_left_out_of_a_sweep(words: str, made: int, na
 def test_a_dense_twin_ignores_what_a_sweep_says_of_routers() -> None:
     words = ["experiment=bearable", "model=flat,dense_flat", "algorithm=grpo", "seed=0", "optimizer.learning_rate=1e-4"]
     about_routers = ["cold_start.aux_loss", "cold_start.router_factor", "optimizer.router_factor"]
-    for typed in ([], ["optimizer.router_factor=0.5"], ["routing=r3"]):
+    for typed in ([], ["optimizer.router_factor=0.5"], ["routing=r3"], ["experts=eager"]):
         moe, dense = compose.plan([*words, *typed], multirun=True)
         assert (moe.choices["model"], dense.choices["model"]) == ("flat", "dense_flat")
         assert moe.not_applicable == ()

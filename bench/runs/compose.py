@@ -93,13 +93,11 @@ def plan(words: Sequence[str], multirun: bool = False, left_out: list[str] | Non
                 refused[place] = error
                 if not isinstance(error, Dense) and (left_out is None or (not runs and len(refused) == _HOPELESS)):
                     raise next(iter(refused.values())) from None
-        about_routers = {word for word in shared if _is_about_routers(key_of(word))}
         for place in [place for place, error in refused.items() if isinstance(error, Dense) and runs]:
-            try:
-                runs[place] = _checked([word for word in points[place] if word not in about_routers], about_routers)
+            run_of_dense = _without_routers(points[place])
+            if run_of_dense is not None and run_of_dense.folder not in {each.folder for each in runs.values()}:
+                runs[place] = run_of_dense
                 del refused[place]
-            except ConfigError as error:
-                refused[place] = error
         possible = {word for each in runs.values() for word in each.words}
         for place, reason in refused.items():
             others = [word for word in points[place] if word not in possible]
@@ -120,10 +118,18 @@ def _checked(point: Sequence[str], ignored: Iterable[str] = ()) -> Run:
         return run(point, ignored)
 
 
-def _is_about_routers(key: str) -> bool:
+def _without_routers(point: Sequence[str]) -> Run | None:
+    """Return the run of a dense model that ignores what ``point`` says of routers; None if it cannot be even then."""
     from steadymoe.bench.runs import fits  # imports torch and transformers
 
-    return key.split(".")[0] == "routing" or key in fits.OF_ROUTERS
+    ignored = [word for word in point if key_of(word).split(".")[0] == "routing" or key_of(word) in fits.OF_ROUTERS]
+    others = [word for word in point if word not in ignored]
+    for more in ([], ["routing=off"]):  # an experiment may choose a routing
+        try:
+            return _checked([*others, *more], ignored)
+        except ConfigError:
+            pass
+    return None
 
 
 def _is_wrong_alone(words: Sequence[str]) -> bool:

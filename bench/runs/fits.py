@@ -42,13 +42,12 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 _PROMPTS = 64
 # Settings that say something about routers alone, each with the value at which it does nothing.
 OF_ROUTERS = {
+    "experts": EXPERTS[0],
     "optimizer.router_factor": 1.0,
     **{f"cold_start.{key}": off for key, off in (("router_factor", 1.0), ("aux_loss", 0.0), ("z_loss", 0.0))},
     **{f"routing.{key}": 0.0 for key in ("aux_loss", "z_loss", "bias_speed")},
     **{f"{group}.aux_loss_per_layer": False for group in ("cold_start", "routing")},
 }
-# Prompts of each stream that are drawn to see whether the two overlap.
-_STREAM = 256
 
 
 def check(config: RunConfig) -> None:
@@ -66,8 +65,8 @@ def check(config: RunConfig) -> None:
         task = _task_of_model(json.dumps(config.model["config"]), json.dumps(config.task))
     check_memory(config, task)
     checked = config.cold_start.check_prompts * config.has_own_cold_start
-    trained = max(_STREAM, config.rollout.prompts, config.cold_start.batch_size * config.has_own_cold_start)
-    held_out = max(_STREAM, config.evaluation.prompts, checked)
+    trained = max(config.rollout.prompts, config.cold_start.batch_size * config.has_own_cold_start)
+    held_out = max(config.evaluation.prompts, checked)
     _check_streams(json.dumps(config.task), trained, held_out, config.has_own_cold_start)
     _check_start(config, task)
     traits = config.objective().traits
@@ -147,7 +146,7 @@ def _dense(config: RunConfig, traits: Traits) -> None:
         if is_turned:
             raise Dense(f"this model is dense and has no routers: {key} would have no effect; leave it out")
     if config.experts != usual:
-        raise ConfigError(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
+        raise Dense(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
     if traits.routes:
         raise ConfigError("this algorithm weights tokens by their routing, but the model is dense; choose another")
 
@@ -230,14 +229,20 @@ def _check_texts(path: str, tokenizer: PreTrainedTokenizerBase, task: Task, toke
     except NotImplementedError:  # a checkpoint needs none
         answers = []
     ids: list[Any] = [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(answer)) for answer in answers]
-    if any(tokenizer.unk_token_id in row for row in (*tokens, *ids)):
+    unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, *ends}
+    if any(not unknown.isdisjoint(row) for row in (*tokens, *ids)):
         raise ValueError(f"model.path: the tokenizer in {path} has no token for some text of this task")
     for prompt, row in zip(prompts, tokens, strict=True):
-        if row[-1] in ends:
+        if row[-1] == tokenizer.eos_token_id:  # a chat template may end in another end token, as Phi-3's
             raise ValueError(f"model.path: the tokenizer in {path} puts an end token behind every prompt")
         if prompt not in (text := str(tokenizer.decode(row))):
             raise ValueError(f"model.path: the tokenizer in {path} changes the prompt {prompt!r} to {text!r}")
     for answer, prompt_ids, row in zip(answers, tokens, ids, strict=False):
+        if end := next((token for token in row if token in ends), None):
+            raise ValueError(
+                f"model.path: the configs in {path} name the token {tokenizer.decode([end])!r} as an end (eos_token_id "
+                f"{end}), and the answer {answer!r} holds it"
+            )
         text, _ = decoded(tokenizer, prompt_ids, row)
         if text.removeprefix(" ") != answer:  # many tokenizers put a space before the first word
             raise ValueError(f"model.path: the tokenizer in {path} changes the answer {answer!r} to {text!r}")

@@ -42,13 +42,22 @@ DECIDED = f"A difference is decided if p is below {ALPHA:g} and it has at least 
 
 
 def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of both arms at their shared seeds, (S,) each. Raises ValueError if a seed occurs twice in an arm."""
+    """The numbers of both arms at their shared seeds, (S,) each; none if only all seeds are enough for an interval.
+
+    Raises ValueError if a seed occurs twice in an arm.
+    """
     if a.index.has_duplicates or b.index.has_duplicates:
         raise ValueError("an arm has two numbers for one seed")
     by_seed: list[dict[Any, float]] = [each.dropna().astype(float).to_dict() for each in (a, b)]
     ours, theirs = by_seed
     shared = sorted(ours.keys() & theirs.keys())  # a join of pandas takes a millisecond, and arms make many pairs
+    if len(shared) < MIN_FOR_INTERVAL <= min(len(ours), len(theirs)):
+        shared = []
     return np.array([ours[seed] for seed in shared], float), np.array([theirs[seed] for seed in shared], float)
+
+
+def _neither_varies(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    return bool(max(np.ptp(ours), np.ptp(theirs)) <= _ROUNDING * max(np.abs(ours).max(), np.abs(theirs).max(), 1.0))
 
 
 def paired_difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) -> Estimate:
@@ -68,7 +77,7 @@ def welch_difference(a: pd.Series, b: pd.Series) -> Estimate:
     ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
     n = min(len(ours), len(theirs))
     apart = float(ours.mean() - theirs.mean()) if n else np.nan
-    if n < MIN_FOR_INTERVAL or max(np.ptp(ours), np.ptp(theirs)) <= _ROUNDING * max(np.abs(ours).max(), 1.0):
+    if n < MIN_FOR_INTERVAL or _neither_varies(ours, theirs):
         return Estimate(apart, np.nan, np.nan, n)
     low, high = scipy_stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
     return Estimate(apart, float(low), float(high), n)
@@ -246,7 +255,8 @@ def seeds_needed(deviation: float, effect: float) -> float:
 def p_value(a: pd.Series, b: pd.Series) -> float:
     """Return the two-sided p of equal means: the paired t test over shared seeds, or Welch's if there are none.
 
-    Differences that do not vary have no t; their p is ``sign_flip_p``. nan below three seeds.
+    Differences that do not vary have no t; their p is ``sign_flip_p``. nan below three seeds, and for unpaired arms of
+    which neither varies.
     """
     ours, theirs = _paired(a, b)
     if len(ours) >= MIN_FOR_INTERVAL:
@@ -258,7 +268,8 @@ def p_value(a: pd.Series, b: pd.Series) -> float:
         return float(2 * stdtr(n - 1, -abs(apart.mean() / np.sqrt(variance / n))))
     if min(a.count(), b.count()) < MIN_FOR_INTERVAL or len(ours):
         return np.nan
-    return float(scipy_stats.ttest_ind(a.dropna(), b.dropna(), equal_var=False).pvalue)
+    unpaired = [each.dropna().to_numpy(float) for each in (a, b)]
+    return np.nan if _neither_varies(*unpaired) else float(scipy_stats.ttest_ind(*unpaired, equal_var=False).pvalue)
 
 
 def ranking(numbers: pd.DataFrame, bounds: Bounds | None = None) -> pd.DataFrame:

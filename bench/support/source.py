@@ -80,10 +80,33 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
 def digest(files: Iterable[Path], first: bool = False) -> str:
     """Return a hash of what ``files`` hold, wherever they lie: ``files:`` and 16 hex digits. Raises OSError.
 
-    With ``first`` a file counts as it was when this process first asked so, which must be before it imports the file.
+    With ``first`` a file counts as it was when this process first asked so, or, if it had imported the
+    file before, as it was then; a file that has changed in between counts as another one.
     """
-    each = sorted(_first.setdefault(file, _content(file)) if first else _content(file) for file in set(files))
+    each = sorted(_imported(file) if first else _content(file) for file in set(files))
     return "files:" + hashlib.sha256("".join(each).encode()).hexdigest()[:16]
+
+
+def _imported(file: Path) -> str:
+    if file not in _first:
+        modules = [each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == str(file)]
+        compiled = [getattr(each, "__cached__", None) for each in modules if not is_of_suite(file)]
+        _first[file] = "edited" if any(_is_edited(file, each) for each in compiled) else _content(file)
+    return _first[file]
+
+
+def _is_edited(file: Path, compiled: str | None) -> bool:
+    """Return whether a file differs from the one that Python compiled, by the time and size that it notes (PEP 552).
+
+    Not known where Python writes no bytecode.
+    """
+    try:
+        with open(compiled or "", "rb") as content:
+            header, now = content.read(16), file.stat()
+    except OSError:
+        return False
+    by_time, changed, size = (int.from_bytes(header[at : at + 4], "little") for at in (4, 8, 12))
+    return by_time == 0 and (changed, size) != (int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF)
 
 
 def _content(file: Path) -> str:

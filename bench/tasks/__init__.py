@@ -20,6 +20,8 @@ _HELD_OUT = 8
 _LARGEST_SCORE = float(np.finfo(np.float32).max)
 
 # Demonstrations whose score is checked.
+# Prompts of each stream, at least, that are drawn to see whether the two overlap.
+_STREAM = 256
 _DEMONSTRATED = 64
 
 # After this many draws in a row without a usable prompt there is no such prompt.
@@ -54,9 +56,12 @@ class Task(Protocol):
 
 def sample(task: Task, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
     """Return ``count`` prompts of a stream. Raises ValueError, in one line, if the task returns another number."""
-    prompts = task.sample(count, generator, held_out)
+    stream = "held-out" if held_out else "training"
+    try:
+        prompts = task.sample(count, generator, held_out)
+    except ValueError as error:
+        raise ValueError(f"{type(task).__name__}.sample cannot return {count} {stream} prompts: {error}") from error
     if len(prompts) != count:
-        stream = "held-out" if held_out else "training"
         raise ValueError(f"{type(task).__name__}.sample returned {len(prompts)} {stream} prompts instead of {count}")
     return prompts
 
@@ -64,13 +69,16 @@ def sample(task: Task, count: int, generator: np.random.Generator, held_out: boo
 def check_streams(task: Task, training: int, held_out: int, demonstrates: bool) -> None:
     """Draw prompts of both streams, and answers, before anything is trained.
 
+    ``training`` and ``held_out`` are the most that a run asks for at once.
     Raises ValueError, in one line, for a stream that has not as many prompts, for a prompt in both streams, unless the
     task declares ``shares_prompts = True``, and if the task's own score rejects all of its demonstrations.
     """
     name = type(task).__name__
-    # The same draws for both: a task that ignores held_out returns the same prompts.
-    trained = sample(task, training, np.random.default_rng(0))
-    kept = set(sample(task, held_out, np.random.default_rng(0), held_out=True))
+    trained, kept = [], set()
+    for draw in range(math.ceil(_STREAM / min(training, held_out))):
+        # The same draws for both: a task that ignores held_out returns the same prompts.
+        trained += sample(task, training, np.random.default_rng(draw))
+        kept |= set(sample(task, held_out, np.random.default_rng(draw), held_out=True))
     shared = [prompt for prompt in trained if prompt in kept]
     if shared and not getattr(task, "shares_prompts", False):
         raise ValueError(

@@ -14,7 +14,7 @@ from small_runs import SMALL
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from torch.testing import assert_close
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from steadymoe.bench.runs import compose, execute, record
 from steadymoe.bench.schema import ConfigError
@@ -238,6 +238,29 @@ def test_dates_in_a_chat_template_do_not_depend_on_the_day(folder: Path) -> None
     (folder / "chat_template.jinja").write_text(TEMPLATE.replace("{%", "{{ strftime_now('%d') }}{%", 1))
     tokenizer = pretrained.load_tokenizer(str(folder))
     assert tokenizer.decode(tokenizer(["1+2="])["input_ids"][0]) == "2024-07-26=1+2=="
+
+
+@pytest.mark.parametrize("before", ["", "    ", "\n", "\n  "])
+def test_a_chat_template_keeps_its_own_whitespace(before: str, folder: Path) -> None:
+    template = before + "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    chat = [{"role": "user", "content": "1+2="}]
+    plain = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tokenize=False)
+    assert pretrained.load_tokenizer(str(folder)).apply_chat_template(chat, tokenize=False) == plain
+
+
+def test_a_default_of_the_config_class_ends_no_response(folder: Path) -> None:
+    written = json.loads((folder / "config.json").read_text())
+    written.pop("eos_token_id", None)
+    (folder / "config.json").write_text(json.dumps(written))
+    assert pretrained.load_tokenizer(str(folder)).end_ids == (AutoTokenizer.from_pretrained(folder).eos_token_id,)
+
+
+def test_an_end_token_within_an_answer_is_refused_by_its_name(folder: Path, tmp_path: Path) -> None:
+    zero = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("0")
+    edit(folder / "config.json", eos_token_id=[1, zero])
+    with pytest.raises(ConfigError, match="name the token '0' as an end"):
+        planned(folder)
 
 
 def test_missing_weights_fail_the_run(folder: Path) -> None:

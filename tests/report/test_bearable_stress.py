@@ -36,6 +36,17 @@ def sweep(
     return pd.DataFrame(rows)
 
 
+def test_a_dense_twin_has_a_start_a_line_and_a_reference_of_its_own() -> None:
+    moe, dense = sweep(), sweep(model="dense_flat")
+    of_accuracy = dense["metric"] == "eval_accuracy"
+    dense.loc[of_accuracy, "value"] = dense["value"] + 0.1  # the start too
+    table = bearable.table(pd.concat([moe, dense]))
+    numbers = table.set_index(["setting", "loss"])["× grpo"]
+    assert numbers["flat"].tolist() == bearable.table(moe)["× grpo"].tolist()
+    assert numbers["dense_flat"]["grpo"] == "1.00"
+    assert float(numbers["dense_flat"]["gspo"].split()[0]) == pytest.approx(2, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("dial", "values"), [("learning_rate", RATES), ("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))]
 )

@@ -136,6 +136,7 @@ def test_run_of_a_loss_that_draws_random_numbers_repeats_and_resumes(tmp_path: P
     ("name", "words"),
     [
         ("InPlace", "InPlace.surrogate changed the batch in place: advantages_BT"),
+        ("Bare", "Bare.surrogate must return a Surrogate of a tensor"),
         ("InPlaceOfTheGraph", "the gradient of InPlaceOfTheGraph failed"),
         ("OneValueARow", "OneValueARow.surrogate must return a value for each token"),
     ],

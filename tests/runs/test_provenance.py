@@ -11,6 +11,7 @@ import training_code
 from fixtures import Said, as_new_process, grpo_by, on_path, write_all
 from small_runs import SMALL, planned
 
+from steadymoe.algorithms import load
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import command, compose, execute, provenance, record, status
@@ -135,6 +136,18 @@ def test_loss_that_is_edited_during_a_sweep_is_recorded_as_it_ran(mine: Path) ->
     with pytest.raises(ConfigError, match=r"my_losses\.Mine has changed since this process imported it"):
         compose.plan([*TINY, "algorithm=mine", "seed=2"])
     assert compose.plan([*TINY, "algorithm=grpo", "seed=2"]), "which does not use it"
+
+
+def test_loss_that_was_edited_between_its_import_and_the_first_plan_is_refused(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook: the loss is imported by ``load``, and nothing has read its file yet."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    load("mine")
+    with (mine / "my_losses.py").open("a") as content:
+        content.write("# changed\n")
+    with pytest.raises(ConfigError, match=r"my_losses\.Mine has changed since this process imported it"):
+        compose.plan([*TINY, "algorithm=mine", "seed=3"])
 
 
 def test_edited_loss_is_refused_unless_redo_is_given(

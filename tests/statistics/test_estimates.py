@@ -316,6 +316,21 @@ def test_unshared_seeds_use_welchs_test_from_three_on() -> None:
     assert found == [True, False, False, False]
 
 
+def test_unpaired_arms_that_do_not_vary_decide_nothing() -> None:
+    a, b = by_seed(*[1.0] * 5), by_seed(*[0.999] * 5, first=10)
+    assert np.isnan(comparisons.p_value(a, b))
+    found = comparisons.difference(a, b)
+    assert (found.mean, np.isnan(found.low)) == (pytest.approx(0.001), True)
+
+
+def test_one_shared_seed_of_five_does_not_replace_welchs_comparison() -> None:
+    a, b = by_seed(1.0, 2.0, 4.0, 3.0, 2.5), by_seed(2.0, 7.0, 9.0, 3.0, 5.0, first=4)
+    expected = scipy_stats.ttest_ind(a, b, equal_var=False).pvalue
+    assert comparisons.p_value(a, b) == pytest.approx(expected)
+    assert comparisons.difference(a, b).n == 5
+    assert comparisons.probability_of_improvement(a, b).n == 5
+
+
 def test_the_detectable_difference_is_found_in_four_of_five_samples() -> None:
     drawn = np.random.default_rng(5).normal(comparisons.detectable(1.0, 6), 1, (20000, 6))
     assert (scipy_stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.012)

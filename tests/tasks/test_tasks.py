@@ -13,7 +13,7 @@ from fixtures import MICRO
 
 from steadymoe.bench.runs import compose, fits
 from steadymoe.bench.schema import ConfigError
-from steadymoe.bench.tasks import Task, is_held_out, score
+from steadymoe.bench.tasks import Task, is_held_out, sample, score
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.tasks.characters import character_tokenizer
 from steadymoe.bench.tasks.ledger import Ledger
@@ -405,6 +405,26 @@ def test_task_that_breaks_its_contract_is_refused_before_training(
         compose.plan(["model=micro", f"task._target_={__name__}.Odd"])
     assert "\n" not in str(refused.value)
     fits._check_streams.cache_clear()
+
+
+def test_held_out_set_need_be_no_larger_than_a_run_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits._check_streams.cache_clear()
+    monkeypatch.setattr(Odd, "fault", "too short")
+    few = ["evaluation.prompts=64", "cold_start.check_prompts=64", "evaluation.pass_prompts=64"]
+    assert compose.plan(["model=micro", f"task._target_={__name__}.Odd", *few])
+    # An overlap is found among 256 prompts, however few the run asks for at once.
+    monkeypatch.setattr(Odd, "fault", "ignores held_out")
+    fits._check_streams.cache_clear()
+    with pytest.raises(ConfigError, match="both for training and held out"):
+        compose.plan(["model=micro", f"task._target_={__name__}.Odd", "evaluation.prompts=1", *few[1:]])
+    fits._check_streams.cache_clear()
+
+
+def test_error_of_a_stream_names_task_stream_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, generator = made("sort"), np.random.default_rng(0)
+    monkeypatch.setattr(Sort, "sample", lambda self, count, generator, held_out: generator.choice(3, count, False))
+    with pytest.raises(ValueError, match=r"Sort\.sample cannot return 5 held-out prompts: Cannot take a larger sample"):
+        sample(task, 5, generator, held_out=True)
 
 
 def test_task_may_declare_that_it_shares_its_prompts() -> None:

@@ -68,8 +68,8 @@ def _varying(steps: pd.DataFrame) -> list[str]:
 def levels(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the outcomes of each run: panel, line, algorithm, dial, seed, start, sampled, and greedy if recorded.
 
-    Joined experiments, optimizers, the engines of a dial of their strength, and the dials after the first, divide the
-    panels.
+    Joined experiments, models (each has its own start), optimizers, the engines of a dial of their strength, and the
+    dials after the first, divide the panels.
     """
     dial, (steps, keys) = _varying(steps)[0], _keyed(steps)
     found = {"start": tables.run_numbers(steps[steps["step"] == 0], "eval_accuracy", "first", keys)}
@@ -81,7 +81,7 @@ def _keyed(steps: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Return ``steps`` with panel and line, and the columns that tell the runs of ``levels`` apart."""
     dial, *others = _varying(steps)
     of_engine = [] if dial == "strength" else ["engine"]
-    more, divide = ["model", "routing", "correction", *of_engine], ["experiment", "optimizer"]
+    more, divide = ["routing", "correction", *of_engine], ["experiment", "model", "optimizer"]
     divide += ["engine"] if dial == "strength" and len(set(steps["engine"]) - {"exact"}) > 1 else []
     parts = [steps[key].astype(str) for key in divide if steps[key].nunique() > 1]
     parts += [f"{DIALS[other]} " + steps[other].map("{:g}".format) for other in others]
