@@ -126,7 +126,7 @@ def of_routers(model: Mapping[str, Any], flat: Mapping[str, Any], typed: set[str
     return {
         key: off
         for key, off in OF_ROUTERS.items()
-        if typed.isdisjoint({key, "routing" if key.startswith("routing.") else key}) and flat.get(key, off) != off
+        if key not in typed and not ("routing" in typed and key.startswith("routing.")) and flat.get(key, off) != off
     }
 
 
