@@ -1,14 +1,24 @@
 """Policy-optimisation algorithms: tensors in, (loss, metrics) out.
 
-A loss is a frozen dataclass in a file of its own. It is a ``PolicyLoss`` and is called with a ``Batch``. Its numbers,
-each with its source, stand in ``conf/algorithm/<name>.yaml``, those of its variants in ``conf/algorithm.yaml``; the
-dataclass repeats them as defaults.
+A loss is a frozen dataclass in a file of its own. It is a ``PolicyLoss`` and is called with a ``Batch``. The numbers that
+its paper fixes, each with its source, stand in ``conf/algorithm/<name>.yaml``, those of its variants in
+``conf/algorithm.yaml``; every other number is a default of the dataclass.
 """
 
 from steadymoe.algorithms import ops
 from steadymoe.algorithms.batch import Batch, LossOutput, Surrogate
 from steadymoe.algorithms.loss import ClippedLoss, HostedLoss, PolicyLoss, RatioLoss, TokenLoss, Traits
-from steadymoe.algorithms.registry import PROVENANCES, build, class_of, load, meant, names, provenance
+from steadymoe.algorithms.registry import (
+    PROVENANCES,
+    build,
+    class_of,
+    complete,
+    load,
+    meant,
+    minimal,
+    names,
+    provenance,
+)
 
 __all__ = [
     "PROVENANCES",
@@ -23,8 +33,10 @@ __all__ = [
     "Traits",
     "build",
     "class_of",
+    "complete",
     "load",
     "meant",
+    "minimal",
     "names",
     "ops",
     "provenance",

@@ -116,13 +116,37 @@ def class_of(config: Mapping[str, Any]) -> Any:
     return cls
 
 
-def float_fields(config: Mapping[str, Any]) -> set[str]:
-    """Return the fields that the dataclass behind a ``_target_`` says to be floats, or null; none without such one."""
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with every field of the class that it names: defaults for what it lacks, and 1.0 for a float's 1.
+
+    A config without such a class stays as it is; ``build`` says why.
+    """
     try:
         cls = class_of(config)
-        return {key for key, kind in typing.get_type_hints(cls).items() if float in (kind, *typing.get_args(kind))}
+        kinds = typing.get_type_hints(cls)
     except (NameError, ValueError):
-        return set()
+        return dict(config)
+    given: dict[str, Any] = {}
+    for key, value in config.items():
+        is_float = type(value) in (int, float) and float in (kinds.get(key), *typing.get_args(kinds.get(key)))
+        given[key] = complete(value) if isinstance(value, Mapping) else value + 0.0 if is_float else value  # no −0.0
+    return _defaults(cls) | given
+
+
+def minimal(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a complete config without the fields at their class's default: a new one changes no recorded hash."""
+    usual = _defaults(class_of(config)) if "_target_" in config else {}
+    return {
+        key: minimal(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key not in usual or usual[key] != value
+    }
+
+
+def _defaults(cls: Any) -> dict[str, Any]:
+    """Return the defaults of a dataclass that a YAML could hold."""
+    plain = (type(None), bool, int, float, str)
+    return {each.name: each.default for each in dataclasses.fields(cls) if each.init and type(each.default) in plain}
 
 
 def meant(key: str, known: list[str]) -> str:

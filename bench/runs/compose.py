@@ -1,27 +1,28 @@
 """From command-line arguments to checked runs: their configs, folders and hashes.
 
-Everything is composed and checked here before Hydra launches anything, so that a wrong word is answered
-in one line and touches nothing on disk.
+Everything is composed and checked here before Hydra launches anything, so that a wrong argument is answered in one line
+and touches nothing on disk.
 """
 
-import functools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from steadymoe.bench.runs import identity, overrides, provenance
 from steadymoe.bench.runs.identity import flatten, shortener
 from steadymoe.bench.runs.overrides import key_of
-from steadymoe.bench.runs.validate import check, check_names
+from steadymoe.bench.runs.validate import check
 from steadymoe.bench.schema import RunConfig, read
 from steadymoe.bench.support import atomic_files, external, regular_files
 from steadymoe.bench.support.errors import ConfigError, Dense
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
-_LAUNCH_KEYS = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
+LAUNCH_KEYS = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
+# A config group names what these fields choose: a run would be recorded under the name of another choice.
+_FIXED_BY_GROUP = ("optimizer.kind", "routing.replay", "engine._target_", "engine.dtype")
 # Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
 _LONGEST_PATH = 3900
 # If the first points of a sweep, this many, are all refused, the others are not tried.
@@ -33,8 +34,6 @@ class Run:
     """One checked point of a sweep."""
 
     config: RunConfig
-    plain: dict[str, Any]
-    """The same config as plain values: what ``run.json`` keeps and hashes are made of."""
     choices: dict[str, str]
     """Config group → chosen name: ``algorithm``, ``model``, ``task``, …"""
     axes: dict[str, Any]
@@ -42,22 +41,32 @@ class Run:
     folder: Path
     config_hash: str
     command: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     """The overrides that the run was composed of."""
     not_applicable: tuple[str, ...] = ()
     """Settings of routers that a dense model ignored; the config has them off."""
 
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The config as plain values: what ``run.json`` keeps and hashes are made of."""
+        return plain(self.config)
+
     def save(self, path: Path) -> None:
         """Write the run to a JSON file, for the job that executes it."""
-        atomic_files.write_json(path, vars(self) | {"config": None, "folder": str(self.folder)})
+        atomic_files.write_json(path, vars(self) | {"config": self.plain, "folder": str(self.folder)})
 
     @classmethod
     def load(cls, path: Path) -> "Run":
         """Read a run that ``save`` has written. Nothing is composed, and only types and bounds are checked again."""
         fields = json.loads(path.read_text())
-        fields |= {key: tuple(fields[key]) for key in ("words", "not_applicable")}
-        fields |= {"config": read(fields["plain"]), "folder": Path(fields["folder"])}
-        return cls(**fields)
+        fields |= {key: tuple(fields[key]) for key in ("args", "not_applicable")}
+        return cls(**fields | {"config": read(fields["config"]), "folder": Path(fields["folder"])})
+
+
+def plain(config: RunConfig) -> dict[str, Any]:
+    """Return a config as plain values of JSON."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return values
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -75,20 +84,21 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def plan(words: Sequence[str], multirun: bool = False, left_out: list[str] | None = None) -> list[Run]:
-    """Return the runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError.
+def plan(args: Sequence[str], multirun: bool = False, left_out: list[str] | None = None) -> list[Run]:
+    """Return the runs that ``args`` (Hydra overrides) ask for, each checked. Raises ConfigError.
 
     In a sweep that has models with experts, a dense one ignores what all points say of routers. A point that cannot be,
     although what is wrong in it could be by itself, is named in ``left_out``; without such a list it is an error.
     """
     runs: dict[int, Run] = {}
     refused: dict[int, ConfigError] = {}
-    with overrides.composing(words):
-        points = overrides.points(words, multirun)
+    arms: dict[tuple[str, ...], Run] = {}
+    with overrides.composing(args):
+        points = overrides.points(args, multirun)
         shared = set(points[0]).intersection(*points)
         for place, point in enumerate(points):
             try:
-                runs[place] = _checked(point)
+                runs[place] = _checked(point, arms)
             except ConfigError as error:
                 refused[place] = error
                 if not isinstance(error, Dense) and (left_out is None or (not runs and len(refused) == _HOPELESS)):
@@ -98,14 +108,14 @@ def plan(words: Sequence[str], multirun: bool = False, left_out: list[str] | Non
             if run_of_dense is not None and run_of_dense.folder not in {each.folder for each in runs.values()}:
                 runs[place] = run_of_dense
                 del refused[place]
-        possible = {word for each in runs.values() for word in each.words}
+        possible = {arg for each in runs.values() for arg in each.args}
         for place, reason in refused.items():
-            others = [word for word in points[place] if word not in possible]
+            others = [arg for arg in points[place] if arg not in possible]
             if left_out is None or not runs or _is_wrong_alone(others):
                 raise reason
-            left_out.append(f"{' '.join(word for word in points[place] if word not in shared)}: {reason}")
+            left_out.append(f"{' '.join(arg for arg in points[place] if arg not in shared)}: {reason}")
     with provenance.unchanging():
-        for each in runs.values():
+        for each in arms.values():
             provenance.refuse_edited(each.plain)
     last = {each.folder: each for each in runs.values()}
     if again := next((each for each in runs.values() if last[each.folder] is not each), None):
@@ -113,84 +123,108 @@ def plan(words: Sequence[str], multirun: bool = False, left_out: list[str] | Non
     return [runs[place] for place in sorted(runs)]
 
 
-def _checked(point: Sequence[str], ignored: Iterable[str] = ()) -> Run:
-    with overrides.errors_in_one_line(point):
-        return run(point, ignored)
+def _checked(point: Sequence[str], arms: dict[tuple[str, ...], Run]) -> Run:
+    """Return the run of a point. Points that differ in their seed alone are composed and checked once, in ``arms``."""
+    arm = tuple(arg for arg in point if not arg.startswith("seed="))
+    with overrides.errors_in_one_line():
+        if arm not in arms:
+            arms[arm] = run(point)
+        seed = next((arg.removeprefix("seed=") for arg in point if arg.startswith("seed=")), "")
+        if not seed.isdecimal():  # none, or one that is refused
+            return arms[arm] if arms[arm].args == tuple(point) else run(point)
+        config = read(arms[arm].plain | {"seed": int(seed)})
+        return _located(replace(arms[arm], config=config, args=tuple(point)))
 
 
 def _without_routers(point: Sequence[str]) -> Run | None:
     """Return the run of a dense model that ignores what ``point`` says of routers; None if it cannot be even then."""
     from steadymoe.bench.runs import fits  # imports torch and transformers
 
-    ignored = [word for word in point if key_of(word).split(".")[0] == "routing" or key_of(word) in fits.OF_ROUTERS]
-    others = [word for word in point if word not in ignored]
+    ignored = [arg for arg in point if key_of(arg).split(".")[0] == "routing" or key_of(arg) in fits.OF_ROUTERS]
+    others = [arg for arg in point if arg not in ignored]
     for more in ([], ["routing=off"]):  # an experiment may choose a routing
         try:
-            return _checked([*others, *more], ignored)
+            with overrides.errors_in_one_line():
+                return run([*others, *more], ignored)
         except ConfigError:
             pass
     return None
 
 
-def _is_wrong_alone(words: Sequence[str]) -> bool:
-    """Return whether words that no point can have are refused without the other words of a sweep, too."""
+def _is_wrong_alone(args: Sequence[str]) -> bool:
+    """Return whether arguments that no point can have are refused without the other arguments of a sweep, too."""
     try:
-        if words:
-            _checked(words)
+        if args:
+            with overrides.errors_in_one_line():
+                run(args)
     except ConfigError:
         return True
     return False
 
 
-def run(words: Sequence[str], ignored: Iterable[str] = ()) -> Run:
+def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
     """Compose and check one run from its overrides, in ``overrides.composing``.
 
-    A dense model ignores what its experiment says of routers, and the words ``ignored``, which are not in ``words``.
+    A dense model ignores what its experiment says of routers, and the arguments ``ignored``, which are not in ``args``.
     """
-    from steadymoe.bench.runs import fits  # imports torch and transformers
+    from steadymoe.algorithms import complete  # torch and transformers, here and below
+    from steadymoe.bench.runs import fits
 
-    plain, choices = overrides.compose(words)
-    named = overrides.reference(words)
-    provenance.code_hash(plain, imported=True)  # before the first import of what the config names
-    plain, reference = _spelled(_with_absolute_paths(plain), named), flatten(named)
-    check_names(flatten(plain), reference, ("optimizer.kind",))  # first: it decides which fields there are
-    config, flat = read(plain), flatten(plain)
-    numbers = _derived(flat, words)
-    off = fits.of_routers(config.model, flat, set(map(key_of, words)))
-    if numbers | off:
-        for key, number in (numbers | off).items():
-            *groups, name = key.split(".")
-            functools.reduce(dict.__getitem__, groups, plain)[name] = number
-        config, flat = read(plain), flatten(plain)
+    composed, choices = overrides.compose(args)
+    provenance.code_hash(composed, imported=True)  # before the first import of what the config names
+    named = identity.of_classes(overrides.reference(args), complete)
+    config = read(_typed(identity.of_classes(_with_absolute_paths(composed), complete), named))
+    reference = flatten(plain(read(_typed(named, named))))
+    off = fits.of_routers(config.model, flatten(plain(config)), set(map(key_of, args)))
+    for key, value in off.items():
+        group, _, name = key.rpartition(".")
+        config = replace(config, **{group or name: replace(getattr(config, group), **{name: value}) if group else value})
+    flat = flatten(plain(config))
+    for key in _FIXED_BY_GROUP:
+        if flat.get(key) != reference.get(key):
+            group = key.partition(".")[0]
+            raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")
     _needed(config, choices)
-    check(config, flat, reference)
+    check(config)
     fits.check(config)
-    check_names(flat, reference)
-    axes = identity.axes(flat, reference | off, choices)
-    return Run(
-        config=config,
-        plain=plain,
-        choices=choices,
-        axes=axes,
-        folder=_folder(config, [choices["algorithm"], choices["model"], choices["task"], identity.axes_name(axes)]),
-        config_hash=identity.config_hash(plain),
-        command=external.prefix(choices, provenance.modules_of(plain)) + overrides.command_of(own(words)),
-        words=tuple(words),
-        not_applicable=tuple(sorted({*off, *map(key_of, ignored)})),
+    return _located(
+        Run(
+            config=config,
+            choices=choices,
+            axes=identity.axes(flat, reference | off, choices),
+            folder=Path(),
+            config_hash="",
+            command="",
+            args=tuple(args),
+            not_applicable=tuple(sorted({*off, *map(key_of, ignored)})),
+        )
     )
 
 
-def own(words: Sequence[str]) -> list[str]:
-    """Return the words that belong to the run rather than to its launch."""
-    return [word for word in words if not word.startswith(_LAUNCH_KEYS)]
+def _located(run: Run) -> Run:
+    """Return a run with the folder, the hash and the command that follow from the rest of it."""
+    config, values = run.config, run.plain
+    parts = [*(run.choices[group] for group in ("algorithm", "model", "task")), identity.axes_name(run.axes)]
+    prefix = external.prefix(run.choices, provenance.modules_of(values))
+    return replace(
+        run,
+        folder=_folder(config, parts),
+        config_hash=identity.config_hash(values),
+        command=prefix + overrides.command_of(own(run.args)),
+    )
 
 
-def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def own(args: Sequence[str]) -> list[str]:
+    """Return the arguments that belong to the run rather than to its launch."""
+    return [arg for arg in args if not arg.startswith(LAUNCH_KEYS)]
+
+
+def unchecked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return one config, its values unchecked, and the chosen name of each group. Raises ConfigError."""
-    if several := overrides.swept(words):
+    if several := overrides.swept(args):
         raise ConfigError(f"{several[0]} has several values; give one")
-    with overrides.composing(words):
-        return overrides.compose(words)
+    with overrides.composing(args):
+        return overrides.compose(args)
 
 
 def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
@@ -203,8 +237,8 @@ def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
     chosen = {"correction": choices.get("correction"), "updates_per_rollout": config.updates_per_rollout}
     needed = {key: value for key in chosen if (value := getattr(config.algorithm, key)) is not None}
     if any(chosen[key] != value for key, value in needed.items()):
-        words = " ".join(f"{key}={value}" for key, value in needed.items())
-        raise ConfigError(f"{choices['algorithm']} requires {words}")
+        settings = " ".join(f"{key}={value}" for key, value in needed.items())
+        raise ConfigError(f"{choices['algorithm']} requires {settings}")
 
 
 def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
@@ -222,65 +256,44 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
         raise ConfigError(str(error)) from error
 
 
-def _with_absolute_paths(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """``plain`` with absolute paths of checkpoints, so that one file is one arm, and without ``~``."""
-    placed = dict(plain)
+def _with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with absolute paths of checkpoints, so that one file is one arm, and without ``~``."""
+    placed = dict(config)
     for group in ("cold_start", "model"):
-        fields = plain.get(group)
+        fields = config.get(group)
         if isinstance(fields, dict) and isinstance(path := fields.get("path"), str):
             placed[group] = fields | {"path": str(Path(path).expanduser().resolve())}
-    if isinstance(plain.get("results_dir"), str):
-        placed["results_dir"] = os.path.expanduser(plain["results_dir"])  # a Path would make "" the current folder
+    if isinstance(config.get("results_dir"), str):
+        placed["results_dir"] = os.path.expanduser(config["results_dir"])  # a Path would make "" the current folder
     return placed
 
 
-def _derived(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
-    """Return the numbers that follow from ``updates_per_rollout`` and another number (``IMPLIED``), by dotted key."""
-    updates, given = flat["updates_per_rollout"], set(map(key_of, words))
-    numbers = {}
-    for key, source in identity.IMPLIED.items():
-        if (number := flat[source]) is None:
-            continue
-        # A mini-batch is taken ``updates`` times for a rollout; what is counted in updates lasts so many rollouts.
-        numbers[key] = number * updates if key == "rollout.prompts" else -(-number // updates)
-        if key in given and flat[key] != numbers[key]:
-            raise ConfigError(
-                f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, but {flat[key]} was "
-                "given: leave one out"
-            )
-    return numbers
+def _typed(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config whose model and task have the types of the named configs: 1 is 1.0 where they have a float.
 
-
-def _spelled(value: Any, like: Any) -> Any:
-    """Return a config with each number in one spelling, so that all its spellings are one run.
-
-    ``like`` is the same config as its named configs have it. A number is 0.0 for −0.0, and 1.0 for 1 where ``like`` has
-    a float, or has null or nothing in a field that its class says to be a float. A number that equals the named
-    configs' own is spelled as theirs.
+    Raises ConfigError for a field of another type, and for one that is absent from the YAML or from the config.
     """
+    groups = {group: config.get(group) for group in ("model", "task")}
+    return {**config, **{group: _like(value, named.get(group), group) for group, value in groups.items()}}
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
+
+
+def _like(value: Any, usual: Any, key: str) -> Any:
     if isinstance(value, Mapping):
-        spelled = {}
-        for key, each in value.items():
-            other = like.get(key) if isinstance(like, Mapping) else None
-            if other is None and type(each) is int and _is_float(value, key):
-                other = float(each)
-            spelled[key] = _spelled(each, other)
-        return spelled
+        known = usual if isinstance(usual, Mapping) else {}
+        if lacking := [name for name in known if name not in value and known[name] is not None]:
+            raise ConfigError(f"{key}.{lacking[0]} is missing; the default is {known[lacking[0]]!r}")
+        return {name: _like(each, known.get(name), f"{key}.{name}") for name, each in value.items()}
     if isinstance(value, list):
-        others = like if isinstance(like, list) else []
-        usual = next((each for each in others if isinstance(each, float)), None)
-        return [_spelled(each, others[at] if at < len(others) else usual) for at, each in enumerate(value)]
-    if type(value) is float and type(like) is int and value == like:
-        return like
-    if type(value) is float or (type(value) is int and type(like) is float):
-        return float(value) + 0.0  # −0.0 + 0.0 is 0.0
-    return value
-
-
-def _is_float(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the class that ``config`` names, if any, says that a field is a float."""
-    if "_target_" not in config:
-        return False
-    from steadymoe.algorithms.registry import float_fields  # imports torch
-
-    return key in float_fields(config)
+        items = usual if isinstance(usual, list) else []
+        first = items[0] if items else None
+        return [_like(each, items[at] if at < len(items) else first, key) for at, each in enumerate(value)]
+    if type(value) is int and type(usual) is float:
+        value = float(value)
+    if type(value) is float and type(usual) is int and value == usual:
+        value = usual
+    if usual is not None and type(value) is not type(usual) and not key.endswith("_target_"):
+        raise ConfigError(f"{key} must be {_KINDS.get(type(usual), type(usual).__name__)}; got {value!r}")
+    return value + 0.0 if type(value) is float else value  # no −0.0

@@ -70,7 +70,7 @@ def _minutes(runs: Sequence[Run], states: States, processes: int | None) -> str:
             )
         state = states[run.folder]
         done = (state.facts.get("progress") or {}).get("step", 0) if state.status == "interrupted" else 0
-        seconds += (run.config.steps - done) * sum(alike) / len(alike)
+        seconds += (run.config.rollouts - done) * sum(alike) / len(alike)
     at_once = min(len(runs), processes or 1)
     how = f"{at_once} at once" if processes is not None else "one after another"
     return f"time: about {seconds / at_once / 60:.1f} minutes, {how}, at the pace of finished runs with these settings"

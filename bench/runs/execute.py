@@ -76,7 +76,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
     rewards = record.read_table(recorded.folder, "steps")["reward"].dropna().tolist()
     begun = time.monotonic()
     with loggers.sending(config, recorded.folder, resumed=resume_from is not None) as send:
-        for step in range(first, config.steps + 1):
+        for step in range(first, config.rollouts + 1):
             result = trainer.step(step)
             samples.append(recorded.folder, list(result.samples))
             recorded.append(result.rows)
@@ -86,13 +86,13 @@ def _train(run: compose.Run, recorded: Record) -> None:
             shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
             shown["best_reward"] = max(rewards, default=None)
             shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
-            recorded.update(progress={"step": step, "steps": config.steps} | shown)
+            recorded.update(progress={"step": step, "steps": config.rollouts} | shown)
             if result.diverged_at_update is not None:
                 diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
                 break
             if step == config.checkpoint_keep:  # first: a run that is killed between the two resumes before this step
                 checkpoint.save_weights(record.weights_path(recorded.folder, step), model)
-            if step % config.checkpoint_every == 0 and step < config.steps:
+            if step % config.checkpoint_every == 0 and step < config.rollouts:
                 checkpoint.save(recorded.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(recorded.folder, "steps")

@@ -65,7 +65,7 @@ def check(config: RunConfig) -> None:
         task = _task_of_model(json.dumps(config.model["config"]), json.dumps(config.task))
     check_memory(config, task)
     checked = config.cold_start.check_prompts * config.has_own_cold_start
-    trained = max(config.rollout.prompts, config.cold_start.batch_size * config.has_own_cold_start)
+    trained = max(config.prompts, config.cold_start.batch_size * config.has_own_cold_start)
     held_out = max(config.evaluation.prompts, checked)
     _check_streams(json.dumps(config.task), trained, held_out, config.has_own_cold_start)
     _check_start(config, task)
@@ -134,7 +134,7 @@ def _dense(config: RunConfig, traits: Traits) -> None:
     """Raise ConfigError for a setting that acts on routers or experts, which a dense model does not have."""
     routing, cold_start, usual = config.routing, config.cold_start, EXPERTS[0]
     balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
-    if routing.replay != "none" or routing.freeze or balanced:
+    if routing.replay != "off" or routing.freeze or balanced:
         raise Dense("this model is dense and has no routers to replay, freeze or balance; use routing=off")
     dials = {
         "optimizer.router_factor": config.optimizer.router_factor != 1,
@@ -273,7 +273,7 @@ def memory_need(config: RunConfig, task: Task) -> int:
     (prompt,) = task.tokenizer(task.sample(1, numpy_generator(0, "memory")))["input_ids"]
     length, words = len(prompt) + task.max_new_tokens, len(task.tokenizer)
     rollout, evaluation, cold_start = config.rollout, config.evaluation, config.cold_start
-    responses, checked = rollout.prompts * rollout.responses, cold_start.check_prompts * config.has_own_cold_start
+    responses, checked = config.prompts * rollout.responses, cold_start.check_prompts * config.has_own_cold_start
     largest = max(responses, evaluation.prompts, evaluation.pass_k, checked)
     sampling = largest * (length * _TOKEN + words * _NUMBER)
     masks = responses * task.max_new_tokens * words if config.engine.get("replay_mask") else 0

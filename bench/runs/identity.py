@@ -9,26 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 # Fields that change nothing that a run records. They are no axis of its folder and no part of its hash.
-NO_NUMBERS = (
-    *("experiment_name", "results_dir", "checkpoint_every", "checkpoint_keep", "retry", "log"),
-    "compile",
-)
-# Fields that left, at the values that they have in recorded hashes.
-LEFT = {"compile": False, "start_from": None, "weight_noise": 0.0, "probe.largest": 0}
-# A section that left: configs recorded before have it, and no hash does.
-_UNHASHED = "audit."
-
-# Fields that follow from updates_per_rollout and a second field. If the second field is given, it counts in the hash,
-# and the first field does not.
-IMPLIED = {
-    "rollout.prompts": "rollout.minibatch_prompts",
-    "steps": "total_updates",
-    "evaluation.every": "evaluation.every_updates",
-    "probe.every": "probe.every_updates",
-}
+NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "checkpoint_keep", "retry", "log")
 
 # Config groups, each with its default choice, which switches the group off. Any other choice is an axis of the folder.
-OFF = {"advantage": None, "correction": "none", "engine": "exact", "optimizer": "adamw", "routing": "off"}
+OFF = {"advantage": None, "correction": "off", "engine": "exact", "optimizer": "adamw", "routing": "off"}
 
 _LONGEST_AXES = 120
 # File systems take names of 255 bytes. The names of an experiment's figures, and of half-written files, are longer than
@@ -52,7 +36,20 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def changes_numbers(key: str) -> bool:
     """Return whether the field ``key`` can change what a run records."""
-    return key not in NO_NUMBERS and not key.startswith(_UNHASHED)
+    return key not in NO_NUMBERS
+
+
+def of_classes(config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
+    """Return a config with ``change`` made to each section whose fields are those of a class of the suite's kind.
+
+    A task's are not: its YAML gives all of them, ``version`` too.
+    """
+    sections = {key: config[key] for key in ("advantage", "correction", "engine") if config.get(key)}
+    algorithm = {
+        key: change(value) if isinstance(value, Mapping) and "_target_" in value else value
+        for key, value in config["algorithm"].items()
+    }
+    return {**config, **{key: change(section) for key, section in sections.items()}, "algorithm": algorithm}
 
 
 def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
@@ -62,22 +59,21 @@ def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping
     """
     changed = {
         key: value
-        for key, value in hashed_fields(flat).items()
-        if key != "seed" and (key not in reference or reference[key] != value)
+        for key, value in flat.items()
+        if changes_numbers(key) and key != "seed" and (key not in reference or reference[key] != value)
     }
     changed |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
     return changed
 
 
-def hashed_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that change numbers, without those that follow from others (``IMPLIED``)."""
-    left_out = [key for key, given in IMPLIED.items() if flat.get(given) is not None]
-    return {key: value for key, value in flat.items() if key not in left_out and changes_numbers(key)}
-
-
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Return 16 hex digits over everything that changes numbers; files count by their content, not their place."""
-    numbers = _not_neutral(hashed_fields(flatten(config)))
+    """Return 16 hex digits over everything that changes numbers; files count by their content, not their place.
+
+    Fields at the default of the class that a config names do not count (``algorithms.minimal``).
+    """
+    from steadymoe.algorithms import minimal  # imports torch
+
+    numbers = _hashed(of_classes(config, minimal))
     if config["cold_start"]["path"] is not None:
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
@@ -94,15 +90,16 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
     The optimizer's fields count, as they did when there was only AdamW, unless optimizers are compared.
     """
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF if group != "optimizer" or group in swept))
-    numbers = _not_neutral(hashed_fields(flatten(config)))
+    numbers = _hashed(config)
     return _digest({k: v for k, v in numbers.items() if not k.startswith(named) and k != "seed" and k not in swept})
 
 
-def _not_neutral(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``numbers`` without the fields at their neutral value, so that adding a field changes no recorded hash."""
-    from steadymoe.bench.schema import NEUTRAL  # pydantic, which `steadymoe status` need not wait for
+def _hashed(config: Mapping[str, Any]) -> dict[str, Any]:
+    from steadymoe.bench.schema import is_added  # pydantic, which `steadymoe status` need not wait for
 
-    return LEFT | {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
+    return {
+        key: value for key, value in flatten(config).items() if changes_numbers(key) and not is_added(key, value)
+    }
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:
@@ -146,7 +143,7 @@ def _tail(path: str, count: int, cut: int | None) -> str:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the fields in which two configs differ and that change numbers, as ``key: old -> new``, in one line."""
-    before, after = LEFT | flatten(old), LEFT | flatten(new)
+    before, after = flatten(old), flatten(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if changes_numbers(key)

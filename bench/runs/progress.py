@@ -118,7 +118,7 @@ def _state(run: Run) -> dict[str, Any]:
         if update is not None:
             made = f"{update} updates, accuracy {accuracy:.2f}, {run.config.cold_start.accuracy_low:g} needed"
     now = {"status": status, "cold_start": made, "cold_start_left": left}
-    return {"step": 0} | progress | now | {"steps": run.config.steps}
+    return {"step": 0} | progress | now | {"steps": run.config.rollouts}
 
 
 def _totals(states: Sequence[dict[str, Any]]) -> str:

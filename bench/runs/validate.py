@@ -2,71 +2,36 @@
 files and packages are there. Every refusal is one line. ``fits`` checks what takes torch: losses, models, memory.
 """
 
-import math
 import os
-from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from steadymoe.bench.runs.identity import LONGEST_NAME, is_name
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support.errors import ConfigError
 
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
-# Groups outside the schema. Other classes read them, and their YAML gives the types.
-_TYPED_BY_YAML = ("model.", "task.")
-# Keys may be added here. They are fields of a class, and the class refuses an unknown field.
-_CHECKED_BY_THEIR_CLASS = ("model.config.", "task.")
 # Fields of a single replay.
 _OF_REPLAYS = {"predictor_learning_rate": "pr2", "score_share": "r3_filtered", "lag": "lagged"}
 
 
-def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first field that does not fit.
-
-    ``flat`` is the config as plain values by dotted keys. ``reference`` holds the same named configs without overrides,
-    also by dotted keys.
-    """
-    _as_in_yaml(flat, reference)
+def check(config: RunConfig) -> None:
+    """Raise ConfigError for the first field that does not fit."""
     _relations(config)
     _places(config)
 
 
-def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless every field of model and task is present, with the type that its YAML gives."""
-    for key, usual in reference.items():
-        if key not in flat and usual is not None and key.startswith(_TYPED_BY_YAML):
-            raise ConfigError(f"{key} is missing; the default is {usual!r}")
-    for key, value in flat.items():
-        if not key.startswith(_TYPED_BY_YAML):
-            continue
-        if key not in reference and not key.startswith(_CHECKED_BY_THEIR_CLASS):
-            raise ConfigError(f"unknown key `{key}`")
-        usual = reference.get(key)
-        if usual is not None and not key.endswith("_target_") and type(value) is not type(usual):
-            raise ConfigError(f"{key} must be {_NAMES.get(type(usual), type(usual).__name__)}; got {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{key} must be finite; got {value}")
-
-
 def _relations(config: RunConfig) -> None:
     """Raise ConfigError for fields of the suite's own groups that do not fit each other."""
-    rollout, routing = config.rollout, config.routing
-    if rollout.prompts % config.updates_per_rollout:
-        raise ConfigError(
-            f"updates_per_rollout ({config.updates_per_rollout}) must divide rollout.prompts ({rollout.prompts}): "
-            "a mini-batch is made of whole groups"
-        )
-    if config.savings.sampler_as_old is not None:
+    routing = config.routing
+    if config.savings.reuse_sampler_logprobs is not None:
         exact = config.engine.get("_target_", "").endswith(".Exact") and config.precision == "fp32"
         if not exact or routing.replay in ("pr2", "lagged"):
             raise ConfigError(
-                "savings.sampler_as_old requires a sampler equal to the trainer: engine=exact, precision=fp32, and "
+                "savings.reuse_sampler_logprobs requires a sampler equal to the trainer: engine=exact, precision=fp32, and "
                 "neither routing=pr2 nor routing=lagged"
             )
-    if config.checkpoint_keep is not None and config.checkpoint_keep > config.steps:
-        raise ConfigError(f"checkpoint_keep={config.checkpoint_keep}: the run has only {config.steps} steps; lower it")
+    if config.checkpoint_keep is not None and config.checkpoint_keep > config.updates:
+        raise ConfigError(f"checkpoint_keep={config.checkpoint_keep}: the run has {config.updates} updates; lower it")
     for section, given in (("cold_start", config.cold_start), ("routing", routing)):
         if given.aux_loss_per_layer and given.aux_loss == 0:
             raise ConfigError(f"{section}.aux_loss_per_layer requires {section}.aux_loss above 0")
@@ -79,7 +44,7 @@ def _relations(config: RunConfig) -> None:
             raise ConfigError(f"routing.{name} must be set with routing={replay} and left out otherwise")
     if routing.lag_trigger is not None and routing.replay != "lagged":
         raise ConfigError("routing.lag_trigger requires routing=lagged; leave it out otherwise")
-    updates = config.steps * config.updates_per_rollout
+    updates = config.rollouts * config.updates_per_rollout
     if routing.lag is not None and routing.lag >= updates:
         raise ConfigError(f"routing.lag={routing.lag}: in a run of {updates} updates no weights are that old; lower it")
     if routing.replay == "pr2" and config.updates_per_rollout < 2:
@@ -117,15 +82,3 @@ def _places(config: RunConfig) -> None:
             version(config.log)  # an import would also accept a folder of this name
         except PackageNotFoundError as error:
             raise ConfigError(f"log={config.log} needs its package: pip install 'steadymoe[{config.log}]'") from error
-
-
-def check_names(
-    flat: Mapping[str, Any],
-    reference: Mapping[str, Any],
-    keys: Sequence[str] = ("routing.replay", "engine._target_", "engine.dtype"),
-) -> None:
-    """Raise ConfigError for a choice of a group that would be recorded under the name of another one."""
-    for key in keys:
-        if flat.get(key) != reference.get(key):
-            group = key.partition(".")[0]
-            raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")

@@ -227,7 +227,7 @@ class Learner:
             return rollout.routes_LBFK
         if self._replay == "lagged":
             return self.lagged_routes(rollout, minibatch)
-        return {"none": None, "r2": old.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
+        return {"off": None, "r2": old.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
 
     @torch.no_grad()
     def lagged_routes(self, rollout: Rollout, parts: Sequence[MicroBatch]) -> Tensor | None:

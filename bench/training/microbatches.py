@@ -43,7 +43,7 @@ class Forwards:
     @property
     def records_routes(self) -> bool:
         """Whether routes are needed: for measurements, replay, balancing, router losses, or a loss that reads them."""
-        replays = self.config.routing.replay != "none"
+        replays = self.config.routing.replay != "off"
         router_losses = self._router_loss_refusal() is not None
         balances = self.config.routing.bias_speed > 0
         return self.config.measure == "all" or replays or router_losses or balances or self.objective.traits.routes

@@ -59,6 +59,6 @@ def check_sampler(rollout: Rollout, old: OldPolicy, responses: int, temperature:
     share = apart / int(mask_BT.sum())
     if share > _FEW:
         raise RuntimeError(
-            f"savings.sampler_as_old: {share:.0%} of the tokens differ in log-probability between sampler "
+            f"savings.reuse_sampler_logprobs: {share:.0%} of the tokens differ in log-probability between sampler "
             "and old policy; set it to null"
         )

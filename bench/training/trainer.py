@@ -86,7 +86,7 @@ class Trainer:
         diverged_at_update = None
         for update, minibatch in enumerate(minibatches, start=1):
             per_rollout = self.config.updates_per_rollout
-            self.learner.schedule((step - 1) * per_rollout + update, self.config.steps * per_rollout)
+            self.learner.schedule((step - 1) * per_rollout + update, self.config.rollouts * per_rollout)
             with clock("update_seconds"):
                 measured = self.learner.update(rollout, old, advantages_BT, minibatch, first=update == 1)
             if probe is not None:
@@ -97,13 +97,13 @@ class Trainer:
                 diverged_at_update = update
                 break
 
-        if step % self.config.evaluation.every == 0 or step == self.config.steps:
+        if step % self.config.evaluation.every == 0 or step == self.config.rollouts:
             try:
                 with clock("evaluation_seconds"):
                     rows.add_evaluations(self.evaluate(step))
             except FloatingPointError:
                 diverged_at_update = rows.updates
-        shown = samples.is_shown(step, self.config.steps)
+        shown = samples.is_shown(step, self.config.rollouts)
         texts = samples.take(rollout, self.task, step, self.config.rollout.responses) if shown else []
         tables = rows.tables(clock.seconds, int(rollout.sequences.mask_BS.sum()))
         return StepResult(tables, diverged_at_update, tuple(texts))
@@ -119,7 +119,7 @@ class Trainer:
             return self._evaluate(step)
 
     def _evaluate(self, step: int) -> list[Row]:
-        numbers, ends = self.config.evaluation, step in (0, self.config.steps)
+        numbers, ends = self.config.evaluation, step in (0, self.config.rollouts)
         permutes = numbers.permuted_routes and self.learner.experts > 0
         decoding = Decoding(precision=self.config.precision, routes=permutes)
         made = self._respond("evaluation", self._held_out, 1, decoding)
@@ -190,7 +190,7 @@ class Trainer:
         from further rollouts, up to this number of rollouts (dynamic sampling, DAPO, 2503.14476, eq. 11). If too few
         groups with different scores are found, dropped groups fill the remaining places.
         """
-        prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
+        prompts, responses = self.config.prompts, self.config.rollout.responses
         rounds = self.config.algorithm.sampling.max_rollouts
         noise = torch_generator(self.config.seed, "engine", step, self.model.device.type)
         sampler = self.sampler.model(noise)
@@ -211,7 +211,7 @@ class Trainer:
 
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each mini-batch: whole groups, in a seeded order."""
-        prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
+        prompts, responses = self.config.prompts, self.config.rollout.responses
         generator = torch_generator(self.config.seed, "minibatches", step)
         order_P = torch.randperm(prompts, generator=generator)
         rows_PG = order_P[:, None] * responses + torch.arange(responses)
@@ -222,7 +222,7 @@ class Trainer:
         self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
     ) -> tuple[OldPolicy, OldPolicy | None]:
         """Return the old policy to train against, and the trainer's own forward of it or None."""
-        every = self.config.savings.sampler_as_old
+        every = self.config.savings.reuse_sampler_logprobs
         if every is None:
             old = self.learner.old_policy(rollout, minibatches)
             return old, old
@@ -271,7 +271,7 @@ class Trainer:
 
     def sampled_rows(self, step: int) -> Tensor:
         """Return the rows of the rollout whose routes the probe measures from update to update."""
-        rows = self.config.rollout.prompts * self.config.rollout.responses
+        rows = self.config.prompts * self.config.rollout.responses
         count = min(rows, max(4, round(rows * self.config.probe.fraction)))
         order = torch.randperm(rows, generator=torch_generator(self.config.seed, "probe_sample", step))
         return order[:count].to(self.model.device)
