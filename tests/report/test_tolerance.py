@@ -1,15 +1,15 @@
-"""The table and the figure of bearable stress, on made-up sweeps whose tolerance is known."""
+"""The table and the figure of tolerance, on made-up sweeps whose tolerance is known."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.report.figures import bearable, find
-from steadymoe.bench.statistics.bearable import SHARE
+from steadymoe.bench.report.figures import find, tolerance
+from steadymoe.bench.statistics.tolerance import SHARE
 
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 PLACES = ("made", "other", "third")
-BORNE = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
+OCTAVES = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
 FIXED = {
     **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "none"},
     **{"optimizer": "adamw"},
@@ -20,10 +20,10 @@ FIXED = {
 def sweep(
     dial: str = "learning_rate", values: tuple[float, ...] = RATES, seeds: int = 5, **more: object
 ) -> pd.DataFrame:
-    """A level of 0.8 that falls by 0.3 an octave of the dial, from 2e-4 (or the second value) times 2 ** BORNE on."""
+    """A level of 0.8 that falls by 0.3 an octave of the dial, from 2e-4 (or the second value) times 2 ** OCTAVES on."""
     generator, rows = np.random.default_rng(0), []
     settings = {"learning_rate": 2e-4, "updates_per_rollout": 16, "strength": 0.0, "engine": "exact"}
-    for algorithm, octaves in BORNE.items():
+    for algorithm, octaves in OCTAVES.items():
         for value in values:
             fall = max(0.0, np.log2(max(value, 1e-9) / values[1]) - octaves) if values[0] > 0 else 3 * value
             for seed in range(seeds):
@@ -40,9 +40,9 @@ def test_a_dense_twin_has_a_start_a_line_and_a_reference_of_its_own() -> None:
     moe, dense = sweep(), sweep(model="dense_flat")
     of_accuracy = dense["metric"] == "eval_accuracy"
     dense.loc[of_accuracy, "value"] = dense["value"] + 0.1  # the start too
-    table = bearable.table(pd.concat([moe, dense]))
+    table = tolerance.table(pd.concat([moe, dense]))
     numbers = table.set_index(["setting", "loss"])["× grpo"]
-    assert numbers["flat"].tolist() == bearable.table(moe)["× grpo"].tolist()
+    assert numbers["flat"].tolist() == tolerance.table(moe)["× grpo"].tolist()
     assert numbers["dense_flat"]["grpo"] == "1.00"
     assert float(numbers["dense_flat"]["gspo"].split()[0]) == pytest.approx(2, rel=0.05)
 
@@ -51,7 +51,7 @@ def test_a_dense_twin_has_a_start_a_line_and_a_reference_of_its_own() -> None:
     ("dial", "values"), [("learning_rate", RATES), ("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))]
 )
 def test_table_lists_losses_best_first(dial: str, values: tuple[float, ...]) -> None:
-    table = bearable.table(sweep(dial, values))
+    table = tolerance.table(sweep(dial, values))
     assert table["loss"].tolist() == ["gspo", "grpo", "grpo_unclipped"]
     numbers = {loss: text.split()[0] for loss, text in zip(table["loss"], table["× grpo"], strict=True)}
     assert float(numbers["gspo"]) == pytest.approx(2, rel=0.05)
@@ -61,31 +61,33 @@ def test_table_lists_losses_best_first(dial: str, values: tuple[float, ...]) -> 
     assert "greedy at best" in table
 
 
-def test_a_sentence_says_which_loss_bears_most() -> None:
-    table = bearable.table(sweep())
+def test_a_sentence_says_which_loss_tolerates_most() -> None:
+    table = tolerance.table(sweep())
     multiple = table["× grpo"].iloc[0]
-    assert bearable.sentences(table) == [
-        f"Bearable learning rate: gspo has the highest, {multiple} times grpo's, n = 5."
+    assert tolerance.sentences(table) == [
+        f"Tolerance learning rate: gspo has the highest, {multiple} times grpo's, n = 5."
     ]
     others = sweep()[lambda runs: runs["algorithm"] != "gspo"]
-    assert bearable.sentences(bearable.table(others)) == ["Bearable learning rate: no loss has a higher one than grpo."]
+    assert tolerance.sentences(tolerance.table(others)) == [
+        "Tolerance learning rate: no loss has a higher one than grpo."
+    ]
     joined = pd.concat([others, sweep(experiment="other", values=RATES[:2])])
-    assert bearable.sentences(bearable.table(joined)) == [
-        "Bearable learning rate, made: no loss has a higher one than grpo.",
-        "Bearable learning rate, other: grpo never falls below the line on this grid; extend it.",
+    assert tolerance.sentences(tolerance.table(joined)) == [
+        "Tolerance learning rate, made: no loss has a higher one than grpo.",
+        "Tolerance learning rate, other: grpo never falls below the line on this grid; extend it.",
     ]
 
 
 def test_second_dial_divides_the_table() -> None:
     both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
-    table = bearable.table(both)
+    table = tolerance.table(both)
     assert table["setting"].unique().tolist() == ["updates per rollout 16", "updates per rollout 64"]
-    assert len(table) == 2 * len(BORNE)
+    assert len(table) == 2 * len(OCTAVES)
 
 
 def test_settings_of_joined_experiments_are_not_dials() -> None:
     joined = pd.concat([sweep(), sweep(experiment="other", updates_per_rollout=32)])
-    table = bearable.table(joined)
+    table = tolerance.table(joined)
     assert table["setting"].unique().tolist() == ["made", "other"]
     assert {"× grpo", "best learning rate"} <= set(table)
 
@@ -97,8 +99,8 @@ def test_runs_with_another_setting_get_their_own_line() -> None:
     other["axes"] = "advantage=reward"
     falls = (other["metric"] == "eval_accuracy") & (other["step"] == 30)
     other.loc[falls & (other["algorithm"] == "grpo"), "value"] -= 0.1
-    table = bearable.table(pd.concat([plain, other]))
-    assert set(table["loss"]) == {name + word for name in BORNE for word in ("", " advantage=reward")}
+    table = tolerance.table(pd.concat([plain, other]))
+    assert set(table["loss"]) == {name + word for name in OCTAVES for word in ("", " advantage=reward")}
     numbers = table.set_index("loss")["× grpo"]
     assert numbers["grpo"] == "1.00"
     assert float(numbers["grpo advantage=reward"].split()[0]) < 0.9
@@ -108,23 +110,23 @@ def test_losses_at_their_own_rates_are_a_staleness_sweep() -> None:
     """A rate that differs between losses is no dial: no run of a loss differs in it."""
     runs = sweep("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))
     runs["learning_rate"] = runs["algorithm"].map({"grpo": 2e-4, "gspo": 4e-4, "grpo_unclipped": 1e-4})
-    table = bearable.table(runs)
+    table = tolerance.table(runs)
     assert "best updates per rollout" in table
     assert "setting" not in table
 
 
 def test_missing_data_is_named() -> None:
     one = sweep(values=RATES[:1] * 2).drop_duplicates(["arm", "seed", "metric", "step"])
-    assert bearable.lacks(one) == "runs of one loss at 2 values of learning_rate or updates_per_rollout or strength"
+    assert tolerance.lacks(one) == "runs of one loss at 2 values of learning_rate or updates_per_rollout or strength"
     without = sweep()[lambda runs: runs["algorithm"] != "grpo"]
-    assert bearable.lacks(without) == "runs of grpo, the reference"
-    assert bearable.table(without).empty
+    assert tolerance.lacks(without) == "runs of grpo, the reference"
+    assert tolerance.table(without).empty
     unevaluated = sweep()[lambda runs: runs["metric"] == "reward"]
-    assert bearable.lacks(unevaluated) == "runs whose start and end were evaluated"
+    assert tolerance.lacks(unevaluated) == "runs whose start and end were evaluated"
 
 
 def test_the_figure_notes_curves_line_and_crossings() -> None:
-    (spec,) = find(["bearable"])
+    (spec,) = find(["tolerance"])
     runs = sweep()
     assert spec.lacks({"steps": runs}) is None
     figure = spec.figure({"steps": runs})
@@ -169,20 +171,20 @@ def test_settings_are_drawn_side_by_side() -> None:
 def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
     """Losses far apart rank alike in every draw; two that the seeds do not separate swap in some."""
     far = pd.concat([sweep(), sweep(experiment="other")])
-    borne, best = bearable.agreement(bearable.levels(far), ["gspo", "grpo_unclipped"])
-    assert (borne.mean, borne.low, borne.high, borne.n) == (1, 1, 1, 5)
+    tolerated, best = tolerance.agreement(tolerance.levels(far), ["gspo", "grpo_unclipped"])
+    assert (tolerated.mean, tolerated.low, tolerated.high, tolerated.n) == (1, 1, 1, 5)
     assert best.mean == best.high == 1
     assert best.low < 0, "their best levels differ by noise alone"
     other = far["experiment"] == "other"
     swapped = far["algorithm"].map({"gspo": "grpo_unclipped", "grpo_unclipped": "gspo"}).where(other, far["algorithm"])
     against = far.assign(algorithm=swapped.fillna(far["algorithm"]))
-    assert bearable.agreement(bearable.levels(against), ["gspo", "grpo_unclipped"])[0].mean == -1
+    assert tolerance.agreement(tolerance.levels(against), ["gspo", "grpo_unclipped"])[0].mean == -1
     twin = far[far["algorithm"] == "gspo"].assign(algorithm="vespo")
     noise = np.random.default_rng(1).standard_normal(len(twin))
     is_end = (twin["metric"] == "eval_accuracy") & (twin["step"] == 30)
     twin["value"] += 0.05 * noise * is_end
-    twins = bearable.levels(pd.concat([far, twin]))
-    assert bearable.agreement(twins, ["gspo", "grpo_unclipped", "vespo"])[0].low < 0.9
+    twins = tolerance.levels(pd.concat([far, twin]))
+    assert tolerance.agreement(twins, ["gspo", "grpo_unclipped", "vespo"])[0].low < 0.9
 
 
 @pytest.mark.parametrize("seeds", [1, 4])
@@ -225,7 +227,7 @@ def test_engines_of_a_dial_of_strength_divide_the_table() -> None:
     first, second = (sweep("strength", strengths, engine=name) for name in ("router_noise", "weight_noise"))
     second["arm"] += " weight_noise"
     second.loc[second["metric"].eq("eval_accuracy") & second["step"].eq(30), "value"] -= 0.2
-    levels = bearable.levels(pd.concat([first, second])).set_index(["panel", "line", "dial"])
+    levels = tolerance.levels(pd.concat([first, second])).set_index(["panel", "line", "dial"])
     assert set(levels.index.get_level_values("panel")) == {"router_noise", "weight_noise"}
     means = levels["sampled"].groupby(level="panel").mean()
     assert means["router_noise"] - means["weight_noise"] == pytest.approx(0.2)
@@ -234,31 +236,31 @@ def test_engines_of_a_dial_of_strength_divide_the_table() -> None:
 def test_runs_that_no_line_tells_apart_are_refused() -> None:
     other = sweep(responses=16)
     other["arm"] += " responses=16"
-    lack = bearable.lacks(pd.concat([sweep(), other]))
+    lack = tolerance.lacks(pd.concat([sweep(), other]))
     assert lack is not None
     assert "would be one" in lack
-    assert bearable.table(pd.concat([sweep(), other])).empty
+    assert tolerance.table(pd.concat([sweep(), other])).empty
 
 
 def test_reference_that_gains_nothing_draws_no_line() -> None:
     flat = sweep()
     flat.loc[flat["algorithm"].eq("grpo") & flat["metric"].eq("eval_accuracy"), "value"] = 0.4
-    table = bearable.table(flat)
+    table = tolerance.table(flat)
     assert (table["n"] == 5).all()
-    assert "no line, because grpo gains nothing" in bearable.sentences(table)[0]
+    assert "no line, because grpo gains nothing" in tolerance.sentences(table)[0]
 
 
 def test_best_value_is_of_the_seeds_that_ran_everywhere() -> None:
     more = sweep(seeds=9)[lambda runs: (runs["seed"] >= 5) & (runs["learning_rate"] == RATES[-1])]
     more.loc[more["metric"] == "eval_accuracy", "value"] = 0.95
-    levels = bearable.levels(pd.concat([sweep(), more]))
-    number, best = bearable.borne(levels, "gspo")
+    levels = tolerance.levels(pd.concat([sweep(), more]))
+    number, best = tolerance.of_arm(levels, "gspo")
     assert number is not None
     assert best < number.crossing
 
 
 def test_numbers_of_the_figure_name_their_setting() -> None:
-    (spec,) = find(["bearable"])
+    (spec,) = find(["tolerance"])
     both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
     numbers = spec.figure({"steps": both}).numbers
     assert not numbers.duplicated(["panel", "series", "x"]).any()

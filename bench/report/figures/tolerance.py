@@ -1,4 +1,4 @@
-"""Bearable stress of a sweep with a dial: the outcomes over the dial, the line, and where each loss leaves it."""
+"""Tolerance of a sweep with a dial: the outcomes over the dial, the line, and where each loss leaves it."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from steadymoe.bench.report import paper, tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.statistics.bearable import SHARE, Bearable, Curve, bearable, ranked_in_draws
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE, kendall_tau
 from steadymoe.bench.statistics.estimates import INTERVAL, RESAMPLES, Estimate, half_of_draws, over_seeds
+from steadymoe.bench.statistics.tolerance import SHARE, Curve, Tolerance, ranked_in_draws, tolerance
 from steadymoe.bench.training import columns
 
 REFERENCE = "grpo"
@@ -28,7 +28,7 @@ DIALS = {
 _MIN_RANKED = 4
 _OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
 CAPTION = (
-    "Bearable: the value of the dial, beyond a loss's best one, where its mean held-out accuracy (one sampled response "
+    "Tolerance: the value of the dial, beyond a loss's best one, where its mean held-out accuracy (one sampled response "
     "per prompt, the last evaluation, 0 after a number that is not finite) first falls below the line: the start plus "
     f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
     f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % interval over paired seeds from "
@@ -40,13 +40,13 @@ CAPTION = (
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
 )
 SHORT_CAPTION = (
-    "Bearable: where mean held-out accuracy first falls below the dashed line of the figure. All columns are explained "
-    "under Bearable, below."
+    "Tolerance: where mean held-out accuracy first falls below the dashed line of the figure. All columns are explained "
+    "under Tolerance, below."
 )
 
 
 def lacks(steps: pd.DataFrame) -> str | None:
-    """Return what a table of ``archive.load`` lacks for a bearable stress, or None."""
+    """Return what a table of ``archive.load`` lacks for a tolerance, or None."""
     if not _varying(steps):
         return f"runs of one loss at 2 values of {' or '.join(DIALS)}"
     if REFERENCE not in set(steps["algorithm"]):
@@ -92,18 +92,18 @@ def _keyed(steps: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def table(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each loss of each panel, the one that bears most first; empty if ``lacks`` names a reason."""
+    """Return a row for each loss of each panel, the one that tolerates most first; empty if ``lacks`` names a reason."""
     if lacks(steps) is not None:
         return pd.DataFrame()
     rows, (dial, *_) = [], _varying(steps)
     for panel, ours in levels(steps).groupby("panel", sort=False):
-        found = [(line, *borne(ours, str(line))) for line in dict.fromkeys(ours["line"])]
+        found = [(line, *of_arm(ours, str(line))) for line in dict.fromkeys(ours["line"])]
         for line, its_number, best in sorted(found, key=lambda each: -order(each[1])):
             its = ours[(ours["line"] == line) & (ours["dial"] == best)]
             row: dict[str, Any] = {"setting": panel} if panel else {}
             row |= {"loss": line, "n": its["seed"].nunique() if its_number is None else its_number.n}
             crossing = np.nan if its_number is None else its_number.crossing
-            row["bearable"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
+            row["tolerance"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
             row[f"× {paper.shown(REFERENCE, REFERENCE)}"] = "–" if its_number is None else str(its_number)
             if dial == "learning_rate" and its_number is not None:
                 row |= {"own best ×": its_number.own_best, "headroom ×": its_number.headroom}
@@ -113,11 +113,11 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             if its["greedy"].notna().any():
                 row["greedy at best"] = over_seeds(its["greedy"].dropna().tolist(), bounds=(0, 1))
             rows.append(row)
-    return pd.DataFrame(rows).replace({"bearable": {"inf": "> grid"}})
+    return pd.DataFrame(rows).replace({"tolerance": {"inf": "> grid"}})
 
 
 def sentences(rows: pd.DataFrame) -> list[str]:
-    """Return which loss of ``table`` bears most, in each setting."""
+    """Return which loss of ``table`` tolerates most, in each setting."""
     reference = paper.shown(REFERENCE, REFERENCE)
     (dial,) = (name.removeprefix("best ") for name in map(str, rows) if name.startswith("best "))
     said = []
@@ -131,12 +131,12 @@ def sentences(rows: pd.DataFrame) -> list[str]:
             text = f"no line, because {reference} gains nothing or has one value of the dial"
         elif multiple == "1.00":
             text = f"no loss has a higher one than {reference}"
-        said.append(f"Bearable {dial}{f', {setting!s}' if setting else ''}: {text}.")
+        said.append(f"Tolerance {dial}{f', {setting!s}' if setting else ''}: {text}.")
     return said
 
 
-def order(found: Bearable | None) -> float:
-    """Return the crossing for ranks, largest first: a loss that bears nothing, or is not known, comes last."""
+def order(found: Tolerance | None) -> float:
+    """Return the crossing for ranks, largest first: a loss that tolerates nothing, or is not known, comes last."""
     return -1.0 if found is None or np.isnan(found.crossing) else found.crossing
 
 
@@ -151,10 +151,10 @@ def _reference(ours: pd.DataFrame) -> str | None:
     return lines[0] if lines else None
 
 
-def borne(ours: pd.DataFrame, line: str, at: float | None = None) -> tuple[Bearable | None, float]:
-    """Return what a line of a panel of ``levels`` bears, None where no line can be drawn, and its best dial value.
+def of_arm(ours: pd.DataFrame, line: str, at: float | None = None) -> tuple[Tolerance | None, float]:
+    """Return what a line of a panel of ``levels`` tolerates, None where no line can be drawn, and its best dial value.
 
-    ``at``: the value at which the reference's gain draws the line (``statistics.bearable.line``).
+    ``at``: the value at which the reference's gain draws the line (``statistics.tolerance.line``).
     """
     mine, reference = _wide(ours, line), _reference(ours)
     means = mine.mean(axis=1) if mine.size else ours[ours["line"] == line].groupby("dial")["sampled"].mean()
@@ -169,13 +169,13 @@ def borne(ours: pd.DataFrame, line: str, at: float | None = None) -> tuple[Beara
     curves = [Curve(each.index.to_numpy(float), each[seeds].to_numpy()) for each in (mine, theirs)]
     generator = np.random.default_rng(0)  # the same draws for every loss: losses are paired, too
     try:
-        return bearable(curves[0], curves[1], start[seeds].to_numpy(), generator, at), best
+        return tolerance(curves[0], curves[1], start[seeds].to_numpy(), generator, at), best
     except ValueError:  # one value of the dial, or a reference that gains nothing
         return None, best
 
 
 def drawn(steps: pd.DataFrame) -> DataFigure:
-    """Bearable stress: held-out accuracy over a dial, and where each loss falls below a share of GRPO's best gain.
+    """Tolerance: held-out accuracy over a dial, and where each loss falls below a share of GRPO's best gain.
 
     A row for each setting besides the dial; sampled accuracy decides, greedy accuracy stands beside it.
     """
@@ -202,13 +202,13 @@ class _Carried(NamedTuple):
 
     panel: str
     line: str
-    its: Bearable
+    its: Tolerance
     apart: Estimate
     """Its sampled accuracy at its best value less the reference's at its own, over the seeds of both."""
 
 
 def carried(steps: pd.DataFrame) -> DataFigure:
-    """What losses bear in several settings, in multiples of GRPO's, and their accuracy at their best value less GRPO's.
+    """What losses tolerate in several settings, in multiples of GRPO's, and their accuracy at their best value less GRPO's.
 
     A setting is a panel of ``drawn``. Open marks: the loss is never below its line, so the multiple is a lower bound.
     """
@@ -240,7 +240,7 @@ def carried(steps: pd.DataFrame) -> DataFigure:
         axes[1].grid(visible=False, axis="y")
         axes[0].set_xscale("log")
         reference = paper.shown(REFERENCE, REFERENCE)
-        axes[0].set_xlabel(f"bearable {DIALS[_varying(steps)[0]]}, × {reference}'s")
+        axes[0].set_xlabel(f"tolerance {DIALS[_varying(steps)[0]]}, × {reference}'s")
         axes[1].set_xlabel(f"accuracy at best, less {reference}'s")
         shared, agree = ratios.dropna().index.tolist(), ""
         if len(shared) + 1 >= _MIN_RANKED:
@@ -275,9 +275,9 @@ def _carried(runs: pd.DataFrame) -> list[_Carried]:
         reference = _reference(ours)
         if reference is None:
             continue
-        theirs = _wide(ours, reference).loc[borne(ours, reference)[1]]
+        theirs = _wide(ours, reference).loc[of_arm(ours, reference)[1]]
         for line in dict.fromkeys(map(str, ours["line"])):
-            its, best = borne(ours, line)
+            its, best = of_arm(ours, line)
             if line != reference and its is not None and np.isfinite(its.ratio):
                 apart = np.asarray((_wide(ours, line).loc[best] - theirs).dropna(), dtype=float)
                 found.append(_Carried(str(panel), line, its, over_seeds(apart.tolist())))
@@ -285,7 +285,7 @@ def _carried(runs: pd.DataFrame) -> list[_Carried]:
 
 
 def agreement(runs: pd.DataFrame, lines: Sequence[str]) -> tuple[Estimate, Estimate]:
-    """Return Kendall's τ between settings, of what losses bear and of their accuracy at their best values.
+    """Return Kendall's τ between settings, of what losses tolerate and of their accuracy at their best values.
 
     ``runs``: ``levels``, whose panels are the settings; ``lines``: the losses to rank beside the reference, all of them
     in every panel. τ is the mean over the pairs of panels. Its interval is Student's with the error of a bootstrap over
@@ -303,11 +303,11 @@ def agreement(runs: pd.DataFrame, lines: Sequence[str]) -> tuple[Estimate, Estim
         resampled = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
         ranked.append(ranked_in_draws(curves, start_S, np.vstack([np.arange(len(seeds)), resampled])))
         counts.append(len(seeds))
-    borne, best = (
+    tolerated, best = (
         _tau_of_draws(np.mean([kendall_tau(*pair) for pair in combinations(numbers, 2)], axis=0), min(counts))
         for numbers in zip(*ranked, strict=True)
     )
-    return borne, best
+    return tolerated, best
 
 
 def _tau_of_draws(tau_N: np.ndarray, n: int) -> Estimate:
@@ -328,7 +328,7 @@ def _tau_text(tau: Estimate) -> str:
 def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
     """Held-out accuracy over several dials: a panel for each, with the line and where each loss leaves it.
 
-    ``dials`` is name → its ``levels``, the column of ``DIALS`` that they turn, and the ``at`` of ``borne``.
+    ``dials`` is name → its ``levels``, the column of ``DIALS`` that they turn, and the ``at`` of ``of_arm``.
     """
     panels = [
         _Panel(ours, "sampled", name, DIALS[column], at, name if len(dials) > 1 else "")
@@ -347,7 +347,7 @@ class _Panel(NamedTuple):
     title: str
     dial: str
     at: float | None = None
-    """See ``borne``."""
+    """See ``of_arm``."""
     called: str = ""
     """The panel's name in the figure's numbers, if not the label of its outcome."""
 
@@ -397,7 +397,7 @@ def _draw(axis: Axes, panel: _Panel, lines: Mapping[str, looks.Look]) -> None:
     axis.axhline(start, color="#777777", linestyle=":", linewidth=0.8, zorder=0)
     axis.axhline(height, color="#777777", linestyle="--", linewidth=0.8, zorder=0)
     for name in names:
-        its, _ = borne(ours, name, panel.at)
+        its, _ = of_arm(ours, name, panel.at)
         if its is not None and np.isfinite(its.crossing):
             ends = [its.crossing] * 2, [0, 0.05]
             axis.plot(*ends, color=lines[name].colour, transform=axis.get_xaxis_transform())

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadymoe.bench.statistics.bearable import (
+from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.statistics.tolerance import (
     SHARE,
-    Bearable,
     Curve,
-    bearable,
+    Tolerance,
     best_value,
     crossings,
     line,
     ranked_in_draws,
+    tolerance,
     tops,
 )
-from steadymoe.bench.statistics.estimates import Estimate
 
 RATES = np.array([1e-4, 2e-4, 4e-4, 8e-4])
 
@@ -70,11 +70,11 @@ def shifted(octaves: float, seeds: int, noise: float = 0.02) -> np.ndarray:
     return curve[:, None] + noise * generator.standard_normal((len(RATES), seeds))
 
 
-def number(ours: np.ndarray, reference: np.ndarray, start: float = 0.4) -> Bearable:
-    return bearable(of(ours), of(reference), np.full(ours.shape[1], start), np.random.default_rng(0))
+def number(ours: np.ndarray, reference: np.ndarray, start: float = 0.4) -> Tolerance:
+    return tolerance(of(ours), of(reference), np.full(ours.shape[1], start), np.random.default_rng(0))
 
 
-def test_loss_that_bears_twice_the_rate_has_ratio_2() -> None:
+def test_loss_that_tolerates_twice_the_rate_has_ratio_2() -> None:
     made = number(shifted(1.0, 8), shifted(0.0, 8))
     assert made.ratio == pytest.approx(2, rel=0.15)
     assert 1.5 < made.low < 2 < made.high < 2.7
@@ -96,7 +96,7 @@ def parabola(top: float, seeds: int = 8) -> np.ndarray:
 def factors(ours: np.ndarray, dial: np.ndarray = WIDE) -> tuple[Estimate, Estimate]:
     """Own best value and headroom, over a reference that is best at 1e-4."""
     reference, start = of(parabola(1e-4, ours.shape[1]), WIDE), np.full(ours.shape[1], 0.4)
-    made = bearable(of(ours, dial), reference, start, np.random.default_rng(0))
+    made = tolerance(of(ours, dial), reference, start, np.random.default_rng(0))
     if made.headroom.n:
         assert made.own_best.mean * made.headroom.mean == pytest.approx(made.ratio)
     return made.own_best, made.headroom
@@ -149,7 +149,7 @@ def test_factors_need_a_crossing_and_best_values_inside_the_dial() -> None:
 def test_curves_may_have_their_own_grids() -> None:
     """A loss that ran at fewer rates has the same number, and one that ran at more does not move the line."""
     ours, reference = shifted(1.0, 8), shifted(0.0, 8)
-    fewer = bearable(of(ours[1:], RATES[1:]), of(reference), np.full(8, 0.4), np.random.default_rng(0))
+    fewer = tolerance(of(ours[1:], RATES[1:]), of(reference), np.full(8, 0.4), np.random.default_rng(0))
     assert fewer.ratio == pytest.approx(number(ours, reference).ratio)
 
 
@@ -193,9 +193,9 @@ def test_draws_without_a_reference_crossing_widen_both_ends() -> None:
 FROM_0, THEIRS = np.array([0.0, 1.0, 2.0]), np.repeat([[0.75], [0.75], [0.25]], 5, axis=1)
 
 
-def from_0(levels_DS: list[list[float]]) -> Bearable:
+def from_0(levels_DS: list[list[float]]) -> Tolerance:
     ours, reference = of(np.array(levels_DS), FROM_0), of(THEIRS, FROM_0)
-    return bearable(ours, reference, np.full(5, 0.25), np.random.default_rng(0))
+    return tolerance(ours, reference, np.full(5, 0.25), np.random.default_rng(0))
 
 
 def test_draws_that_are_on_the_line_only_at_0_are_unknown() -> None:
@@ -232,16 +232,16 @@ def test_intervals_have_nominal_coverage(seeds: int) -> None:
     """Of 200 made-up experiments some 95 % have the number without noise in their interval, and few reject it."""
     generator, start = np.random.default_rng(7), np.full(seeds, 0.4)
     exact = [shifted(octaves, seeds, noise=0.0) for octaves in (0.5, 0.0)]
-    truth = bearable(of(exact[0]), of(exact[1]), start, generator).ratio
+    truth = tolerance(of(exact[0]), of(exact[1]), start, generator).ratio
     assert truth == pytest.approx(2**0.5, rel=0.01)
     found = [
-        bearable(*(of(each + 0.03 * generator.standard_normal((4, seeds))) for each in exact), start, generator)
+        tolerance(*(of(each + 0.03 * generator.standard_normal((4, seeds))) for each in exact), start, generator)
         for _ in range(200)
     ]
     covered = sum(each.low <= truth <= each.high for each in found)
     assert covered >= 180
     null = [
-        bearable(*(of(exact[1] + 0.03 * generator.standard_normal((4, seeds))) for _ in "ab"), start, generator).p
+        tolerance(*(of(exact[1] + 0.03 * generator.standard_normal((4, seeds))) for _ in "ab"), start, generator).p
         for _ in range(200)
     ]
     assert np.mean(np.array(null) < 0.05) <= 0.1
@@ -264,6 +264,6 @@ def test_draws_are_ranked_by_crossing_and_best_level() -> None:
 
 def test_dial_without_a_crossing_is_refused() -> None:
     with pytest.raises(ValueError, match="a dial with one value"):
-        bearable(of(np.ones((1, 5)), RATES[:1]), of(np.ones((4, 5))), np.zeros(5), np.random.default_rng(0))
+        tolerance(of(np.ones((1, 5)), RATES[:1]), of(np.ones((4, 5))), np.zeros(5), np.random.default_rng(0))
     with pytest.raises(ValueError, match="the reference gains nothing"):
         number(np.ones((4, 5)), np.full((4, 5), 0.3))

@@ -1,15 +1,15 @@
-"""Bearable stress: how far a dial can be turned before a loss keeps less than a share of GRPO's gain.
+"""Tolerance: how far a dial can be turned before a loss keeps less than a share of GRPO's gain.
 
 Outcome is the sampled accuracy at a run's last evaluation. The line is the start plus ``SHARE`` of the gain of the
-reference (GRPO) at its best value of the dial; it is one line for all losses, so a loss that hardly moves bears
+reference (GRPO) at its best value of the dial; it is one line for all losses, so a loss that hardly moves tolerates
 nothing. The crossing of a loss is where its mean curve first falls below the line beyond its own best value, between
 two values by linear interpolation in the dial, or in its logarithm where the dial has one. What happens further on does
-not count: a loss that hardly leaves its start on very old data may rise again, and bears nothing by that. The number is
+not count: a loss that hardly leaves its start on very old data may rise again, and tolerates nothing by that. The number is
 the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard error of a
 bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
 
 The number has two factors: how much higher the loss's own best value is than the reference's, and how far beyond it the
-loss goes, its *headroom*, over the reference's. A loss that takes half the step at any rate bears twice the rate, is
+loss goes, its *headroom*, over the reference's. A loss that takes half the step at any rate tolerates twice the rate, is
 best at twice the rate, and has the same headroom.
 
 Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws of the bootstrap.
@@ -55,8 +55,8 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Bearable:
-    """What a loss bears of a dial."""
+class Tolerance:
+    """What a loss tolerates of a dial."""
 
     crossing: float
     """nan where the curve is nowhere on the line, inf where it never leaves it on the grid; 0 where it is on the line
@@ -154,10 +154,10 @@ def ranked_in_draws(
     return np.nan_to_num(np.stack(crossed, 1), nan=0.0), np.stack([each.max(1) for each in means], 1)
 
 
-def bearable(
+def tolerance(
     ours: Curve, reference: Curve, start_S: np.ndarray, rng: np.random.Generator, at: float | None = None
-) -> Bearable:
-    """Return what a loss bears, from its levels and the reference's at the same seeds, and their common starts.
+) -> Tolerance:
+    """Return what a loss tolerates, from its levels and the reference's at the same seeds, and their common starts.
 
     The line, the reference's best value included, is found anew in every draw; ``at``: see ``line``. Raises ValueError
     for a dial with one value, for one without ``at``, or if the reference gains nothing.
@@ -177,7 +177,7 @@ def bearable(
     def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
         """Logarithm of the ratio, with a curve that never leaves its line at the end of the grid; nan where unknown.
 
-        A curve that is on its line only where the dial is 0 bears nothing, as one that is nowhere on it.
+        A curve that is on its line only where the dial is 0 tolerates nothing, as one that is nowhere on it.
         """
         known = (ours_N > 0) & np.isfinite(theirs_N) & (theirs_N > 0)
         found_N = np.full(len(ours_N), np.nan)
@@ -206,11 +206,11 @@ def bearable(
         _ratio(best_log, best_logs_N, seeds),
         _ratio(log - best_log if is_inside else np.nan, logs_N - best_logs_N, seeds),
     )
-    return Bearable(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds, *factors)
+    return Tolerance(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds, *factors)
 
 
 def _ratio(log: float, logs_N: np.ndarray, seeds: int) -> Estimate:
-    """Return a ratio from its logarithm, with Student's interval by the spread over the draws, as in ``bearable``."""
+    """Return a ratio from its logarithm, with Student's interval by the spread over the draws, as in ``tolerance``."""
     if not np.isfinite(log):
         return Estimate(np.nan, np.nan, np.nan, 0)
     known_N, half = logs_N[np.isfinite(logs_N)], np.nan
