@@ -18,7 +18,7 @@ VERBS = {
     "status": ("runs.status", "finished and failed runs, and how to resume"),
     "report": ("report.command", "tables, figures and report.html from recorded runs"),
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
-    "score": ("score.command", "how much stress an algorithm bears, in multiples of GRPO's"),
+    "score": ("score.command", "how much stress an algorithm tolerates, in multiples of GRPO's"),
 }
 
 

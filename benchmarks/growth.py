@@ -70,7 +70,7 @@ def of_runs() -> Iterator[dict[str, float | str]]:
                 "run --dry": (
                     "run",
                     "--dry",
-                    "experiment=bearable",
+                    "experiment=tolerance",
                     "algorithm=grpo",
                     swept,
                     f"results_dir={folder}/new",

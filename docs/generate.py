@@ -48,7 +48,7 @@ _GROUPS = {
     "their names; an experiment's values override the optimizer's own.",
     "model": "",
     "task": "`task=chain`: prompts, and the score of a response.",
-    "experiment": "`experiment=bearable`: a saved sweep. Those that draw a figure are in "
+    "experiment": "`experiment=tolerance`: a saved sweep. Those that draw a figure are in "
     "[commands.md](commands.md#figures).",
 }
 

@@ -92,7 +92,7 @@ def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
     steps = long_table(values, arms(algorithm=names, **vary), seeds=SEEDS, steps=3)
     first = steps[(steps["metric"] == "eval_accuracy") & (steps["step"] == 1)].assign(step=0)
     steps = pd.concat([first, steps], ignore_index=True)
-    if figure == "fig19":  # every loss bears something
+    if figure == "fig19":  # every loss tolerates something
         fall = steps["learning_rate"].map({1e-4: 0.0, 2e-4: 0.1, 4e-4: 0.5}) + 0.01 * steps["value"]
         steps["value"] = (0.8 - fall).where(steps["step"] > 0, 0.1)
     counts = [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from steadymoe.bench.report import archive, figures, joined, paper, tables, write
-from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable, style
+from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, style, tolerance
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome, record
 from steadymoe.bench.runs.lifecycle import Damaged
@@ -222,10 +222,10 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
     """
     steps, runs = data["steps"], data["runs"]
     own = archive.one_trainer({name: data[name] for name in ("steps", "runs", "evaluations")})
-    reference = paper.shown(bearable.REFERENCE, bearable.REFERENCE)
+    reference = paper.shown(tolerance.REFERENCE, tolerance.REFERENCE)
     every = {
         "leaderboard": (tables.leaderboard(own["steps"], own["runs"]), tables.LEADERBOARD_CAPTION),
-        "bearable": (bearable.table(own["steps"]), bearable.CAPTION.replace(bearable.REFERENCE, reference)),
+        "tolerance": (tolerance.table(own["steps"]), tolerance.CAPTION.replace(tolerance.REFERENCE, reference)),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(own["steps"], own["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
@@ -255,11 +255,11 @@ def _written(
     files = write.files(results, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
     for kind, (table, caption) in shown.items():
         files += write.table(results, f"{name}-{kind}", table, caption)
-    dial = shown.get("bearable")
+    dial = shown.get("tolerance")
     lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
     if dial is not None:  # what a sweep over a dial is for
-        lead, first = "bearable", (dial[0], bearable.SHORT_CAPTION)
-        said = [*bearable.sentences(dial[0]), *said]
+        lead, first = "tolerance", (dial[0], tolerance.SHORT_CAPTION)
+        said = [*tolerance.sentences(dial[0]), *said]
     drawn: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
     failed: list[str] = []

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report import paper
-from steadymoe.bench.statistics.bearable import best_value
 from steadymoe.bench.statistics.comparisons import (
     ALPHA,
     DECIDED,
@@ -24,6 +23,7 @@ from steadymoe.bench.statistics.comparisons import (
     win_rate,
 )
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
+from steadymoe.bench.statistics.tolerance import best_value
 from steadymoe.bench.training import columns
 
 # A table and its caption, by kind (``report_page.shown_tables``).

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg", "pdf")
 # A longer table of a figure's numbers is written as CSV alone.
 _LONGEST = 60
-# A number that a table has as text, such as a multiple (``statistics.bearable.Bearable``); many digits may be a hash.
+# A number that a table has as text, such as a multiple (``statistics.tolerance.Tolerance``); many digits may be a hash.
 _MULTIPLE = re.compile(r"(?:> )?(\d+\.\d+|\d{1,6}|\d(?:\.\d+)?e-\d\d)(?: \[.*\])?(?: \*)?")
 # Characters that LaTeX reads as commands, and characters that its usual fonts lack.
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}

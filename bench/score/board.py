@@ -10,34 +10,34 @@ import pandas as pd
 from steadymoe import conf
 from steadymoe.algorithms import registry
 from steadymoe.bench.report import paper, write
-from steadymoe.bench.report.figures import bearable, style
+from steadymoe.bench.report.figures import style, tolerance
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.score import outcomes, standard
 from steadymoe.bench.score.outcomes import Score
 from steadymoe.bench.score.standard import ANCHORS, DIALS, RATE, REFERENCE, VERSION
-from steadymoe.bench.statistics.bearable import SHARE
+from steadymoe.bench.statistics.tolerance import SHARE
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.text import markdown, visible
 
 # The losses of the picture, beside the two anchors.
 _SHOWN = (*ANCHORS, "grpo_unclipped", "vespo")
 TERMS = {
-    "number": f"The value of a dial where a loss's mean held-out accuracy first falls below the line, in multiples of "
+    "number": f"The value of a dial where a loss's mean held-out accuracy first falls below the threshold, in multiples of "
     f"{REFERENCE}'s, with an uncorrected 95 % interval over paired seeds.",
-    "line": f"The start plus {SHARE:.0%} of what {REFERENCE} gains at its best value of the dial.",
+    "threshold": f"The start plus {SHARE:.0%} of what {REFERENCE} gains at its best value of the dial.",
     "rate": "The learning rate, at 64 updates per rollout.",
     "staleness": f"Updates per rollout, at four times {REFERENCE}'s best rate, where stale data do harm.",
     "mismatch": "Noise on the sampler's weights, at each loss's best rate.",
     "*": "The number differs from 1: t test on the logarithm, Holm-corrected over all losses on the dial.",
-    "> x": "The loss never falls below the line on the grid, so its number is at least x.",
-    "> grid": "The interval has no upper end, because too many draws of the bootstrap never fall below the line.",
-    "–": "The loss never rises to the line. Under Headroom: a best rate is at an end of the grid, or the curve never "
-    "falls below the line.",
+    "> x": "The loss never falls below the threshold on the grid, so its number is at least x.",
+    "> grid": "The interval has no upper end, because too many draws of the bootstrap never fall below the threshold.",
+    "–": "The loss never rises to the threshold. Under Headroom: a best rate is at an end of the grid, or the curve never "
+    "falls below the threshold.",
     "n": "Seeds on the rate's dial; those beyond the first five were added after a look at these. The other dials have "
     "five or more.",
     "sampled, greedy": "Accuracy at the best rate, on the seeds all losses share. They helped choose the rate, which "
     "biases it upwards, so it is not ranked.",
-    "headroom": f"How far beyond its best rate a loss goes until it falls below the line, over the same for "
+    "headroom": f"How far beyond its best rate a loss goes until it falls below the threshold, over the same for "
     f"{REFERENCE}. The other factor of the rate's number is the best rate over {REFERENCE}'s (the top of a parabola "
     "through the highest level and its neighbours); smaller steps at every rate raise only that.",
     "recipe": f"A loss has {REFERENCE}'s advantage; a recipe changes it, or something else around the loss.",
@@ -63,10 +63,10 @@ def rows(found: Sequence[Score]) -> pd.DataFrame:
 
 
 def headroom(found: Sequence[Score]) -> pd.DataFrame:
-    """Return the factors of what each loss bears of the learning rate, in multiples of GRPO's."""
+    """Return the factors of what each loss tolerates of the learning rate, in multiples of GRPO's."""
     shown = []
     for each in found:
-        number = each.borne.get(RATE.name)
+        number = each.tolerances.get(RATE.name)
         factors = ("–", "–") if number is None else (number.own_best, number.headroom)
         shown.append((each.loss, each.text(RATE), *factors))
     columns = ("loss", f"{RATE.name} × {REFERENCE}", f"best rate × {REFERENCE}", f"headroom × {REFERENCE}")
@@ -74,8 +74,8 @@ def headroom(found: Sequence[Score]) -> pd.DataFrame:
 
 
 def _ratio(score: Score) -> float:
-    """The bearable rate over GRPO's on the same machine; below all others where it is not known."""
-    number = score.borne.get(RATE.name)
+    """The tolerated rate over GRPO's on the same machine; below all others where it is not known."""
+    number = score.tolerances.get(RATE.name)
     return -1.0 if number is None or np.isnan(number.ratio) else number.ratio
 
 
@@ -116,7 +116,7 @@ def write_board(board: Path) -> list[Path]:
 
 def profile(found: pd.DataFrame) -> DataFigure:
     """Return the picture of losses over the dials."""
-    return bearable.profile({d.name: (d.levels(found), d.column, d.at) for d in DIALS if d.name in set(found["dial"])})
+    return tolerance.profile({d.name: (d.levels(found), d.column, d.at) for d in DIALS if d.name in set(found["dial"])})
 
 
 def draw(found: pd.DataFrame, folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from steadymoe.bench.support.text import visible
 
 _RESULTS = Path("results")
 _DESCRIPTION = """\
-Score an algorithm: how much stress it bears, in multiples of GRPO's. Checks it, trains it next to
+Score an algorithm: how much stress it tolerates, in multiples of GRPO's. Checks it, trains it next to
 GRPO and GSPO over learning rates, then over updates per rollout and over noise on the sampler, and
 once with shuffled rewards. Only what is missing runs, so the same command resumes an interrupted
 score. Prints a table and writes a page to results/scores/."""
@@ -277,7 +277,7 @@ def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool) -> No
     # With STEADYMOE_PATH where its runs need it.
     prefix = _part(own, RATE).planned[0].command.partition("steadymoe ")[0]
     command = prefix + shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
-    page = board.page(title, found, {"Bearable stress": rows}, notes, own.label, command)
+    page = board.page(title, found, {"Tolerance": rows}, notes, own.label, command)
     paths += write.files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
     for line in [*write.to_markdown(rows).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
         print(visible(line))

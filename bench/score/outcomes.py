@@ -1,4 +1,4 @@
-"""From runs to three numbers a loss: its outcomes over each dial, what it bears, and its level at its best rate."""
+"""From runs to three numbers a loss: its outcomes over each dial, what it tolerates, and its level at its best rate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report import archive, tables
-from steadymoe.bench.report.figures import bearable
+from steadymoe.bench.report.figures import tolerance
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, SHUFFLED, Dial
-from steadymoe.bench.statistics.bearable import Bearable, Best, best_value
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds, t_quantile
+from steadymoe.bench.statistics.tolerance import Best, Tolerance, best_value
 
 _OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a loss bears, in multiples of GRPO's, and where it ends."""
+    """What a loss tolerates, in multiples of GRPO's, and where it ends."""
 
     loss: str
-    borne: Mapping[str, Bearable | None]
+    tolerances: Mapping[str, Tolerance | None]
     """Dial → number, None where no line can be drawn; a dial that did not run is missing."""
     decided: Mapping[str, bool]
     """Dial → whether the ratio differs from 1: t test on its logarithm, Holm over the losses of the table."""
@@ -35,14 +35,14 @@ class Score:
     @property
     def seeds(self) -> int:
         """Return the number of seeds behind the number of the rate's dial."""
-        number = self.borne.get(RATE.name)
+        number = self.tolerances.get(RATE.name)
         return self.sampled.n if number is None else number.n
 
     def text(self, dial: Dial) -> str:
         """Return the number with its interval, and a star if it is decided."""
-        if dial.name not in self.borne:
+        if dial.name not in self.tolerances:
             return "not run"
-        number = self.borne[dial.name]
+        number = self.tolerances[dial.name]
         return "no line" if number is None else f"{number}{' *' if self.decided[dial.name] else ''}"
 
 
@@ -82,7 +82,7 @@ def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[floa
     """
     levels = RATE.levels(outcomes)
     rates = sorted(levels.loc[levels["line"] == loss, "dial"].unique())
-    found, _ = bearable.borne(levels, loss)
+    found, _ = tolerance.of_arm(levels, loss)
     more = [rates[0] / 2] if _best(outcomes, loss).end == "lowest" and rates[0] == grid[0] else []
     if found is not None and np.isinf(found.crossing) and rates[-1] == grid[-1]:
         more.append(2 * rates[-1])
@@ -90,7 +90,7 @@ def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[floa
 
 
 def scores(*blocks: pd.DataFrame) -> list[Score]:
-    """Return a score for each loss with runs on the rate's dial, the highest bearable rate first.
+    """Return a score for each loss with runs on the rate's dial, the highest tolerated rate first.
 
     A loss is compared with GRPO in its own block, the first that has it. Holm's correction is over all blocks.
     """
@@ -98,26 +98,26 @@ def scores(*blocks: pd.DataFrame) -> list[Score]:
     for block in blocks:
         for loss in dict.fromkeys(block.loc[block["dial"] == RATE.name, "loss"]):
             of.setdefault(loss, block)
-    borne: dict[str, dict[str, Bearable | None]] = {loss: {} for loss in of}
+    tolerances: dict[str, dict[str, Tolerance | None]] = {loss: {} for loss in of}
     decided: dict[str, dict[str, bool]] = {loss: {} for loss in of}
     for dial in DIALS:
         levels = {loss: dial.levels(block) for loss, block in of.items()}
         numbers = {
-            loss: bearable.borne(ours, loss, dial.at)[0] for loss, ours in levels.items() if loss in set(ours["line"])
+            loss: tolerance.of_arm(ours, loss, dial.at)[0] for loss, ours in levels.items() if loss in set(ours["line"])
         }
         known = {loss: number for loss, number in numbers.items() if number is not None}
         others = [loss for loss in known if loss != REFERENCE]
         corrected = dict(zip(others, holm([known[loss].p for loss in others]), strict=True))
         for loss, number in numbers.items():
-            borne[loss][dial.name] = number
+            tolerances[loss][dial.name] = number
             decided[loss][dial.name] = loss in corrected and is_decided(corrected[loss], known[loss].n)
     found = []
     for loss, block in of.items():
         rate, of_rate = best_rate(block, loss), _on_shared_seeds(block)
         ours = of_rate[(of_rate["loss"] == loss) & (of_rate["value"] == rate)]
         ends = (over_seeds(ours[name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
-        found.append(Score(loss, borne[loss], decided[loss], rate, *ends))
-    return sorted(found, key=lambda each: -bearable.order(each.borne.get(RATE.name)))
+        found.append(Score(loss, tolerances[loss], decided[loss], rate, *ends))
+    return sorted(found, key=lambda each: -tolerance.order(each.tolerances.get(RATE.name)))
 
 
 def _on_shared_seeds(outcomes: pd.DataFrame) -> pd.DataFrame:
@@ -138,7 +138,7 @@ def gains_without_reward(outcomes: pd.DataFrame, shuffled: pd.DataFrame) -> str:
     return f"with shuffled rewards it gains {without:.3f}, GRPO with real ones {gain:.3f}: rewards are not why it gains"
 
 
-def smallest(number: Bearable, losses: int) -> float:
+def smallest(number: Tolerance, losses: int) -> float:
     """Return the smallest ratio above 1 that a number this noisy would decide, in a table of ``losses`` others.
 
     nan without an interval. Bonferroni's level stands for Holm's first step.
@@ -178,7 +178,7 @@ def notes(found: Sequence[Score], outcomes: pd.DataFrame, own: str, quick: bool)
             "A first look: three seeds decide nothing, and the grid is short. Leave out --quick for the full score.",
         ]
     (mine,) = [each for each in found if each.loss == own]
-    for name, number in mine.borne.items() if own != REFERENCE else ():
+    for name, number in mine.tolerances.items() if own != REFERENCE else ():
         if number is not None and np.isfinite(least := smallest(number, len(found) - 1)):
             lines.append(
                 f"{name}: a ratio of {least:.2f}, or its inverse, is the smallest that {number.n} seeds decide here."

@@ -1,8 +1,8 @@
-"""The standard ``steadymoe-2``: how much stress a loss bears on three dials, and the numbers recorded with it.
+"""The standard ``steadymoe-2``: how much stress a loss tolerates on three dials, and the numbers recorded with it.
 
 A dial is an experiment of ``conf/experiment``, which fixes its values, seeds and setting. With other numbers it is
 another version: ``refuse_other_settings`` compares it with what was recorded, all but the seeds. These and the share of
-GRPO's gain that draws the line (``statistics.bearable.SHARE``) belong to the version, too.
+GRPO's gain that draws the line (``statistics.tolerance.SHARE``) belong to the version, too.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.report.archive import NUMBERS
-from steadymoe.bench.report.figures import bearable
+from steadymoe.bench.report.figures import tolerance
 from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.support.errors import ConfigError
 
 VERSION = "steadymoe-2"
-REFERENCE = bearable.REFERENCE
+REFERENCE = tolerance.REFERENCE
 # Losses that run on the scorer's machine too, so that ratios are of the same cold starts.
 ANCHORS = (REFERENCE, "gspo")
 # A first look: one dial, fewer rates and seeds.
@@ -54,14 +54,14 @@ class Dial:
     """Further overrides; none in the standard."""
 
     def levels(self, outcomes: pd.DataFrame) -> pd.DataFrame:
-        """Return the outcomes of this dial as ``report.figures.bearable`` has them."""
+        """Return the outcomes of this dial as ``report.figures.tolerance`` has them."""
         ours = outcomes[outcomes["dial"] == self.name].drop(columns="dial")
         return ours.rename(columns={"loss": "line", "value": "dial"})
 
 
-RATE = Dial("rate", "bearable", "learning_rate")
-STALENESS = Dial("staleness", "bearable_staleness", "updates_per_rollout")
-MISMATCH = Dial("mismatch", "bearable_mismatch", "strength", at=0.0, at_best_rate=True)
+RATE = Dial("rate", "tolerance", "learning_rate")
+STALENESS = Dial("staleness", "tolerance_staleness", "updates_per_rollout")
+MISMATCH = Dial("mismatch", "tolerance_mismatch", "strength", at=0.0, at_best_rate=True)
 DIALS = (RATE, STALENESS, MISMATCH)
 
 

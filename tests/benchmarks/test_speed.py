@@ -91,7 +91,7 @@ def test_setting_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("setting", speed.SETTINGS)
 def test_settings_are_valid_runs_of_the_experiments_models(setting: str) -> None:
     config = speed.config_of(speed.SETTINGS[setting])
-    stale = compose.plan(["experiment=bearable", "algorithm=gspo", "seed=0", "optimizer.learning_rate=1e-4"])[0].config
+    stale = compose.plan(["experiment=tolerance", "algorithm=gspo", "seed=0", "optimizer.learning_rate=1e-4"])[0].config
     assert config.rollout.prompts % config.updates_per_rollout == 0
     if setting == "stale":
         assert (config.model, config.task) == (stale.model, stale.task)

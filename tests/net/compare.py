@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PACKAGES = ("algorithms", "bench", "conf", "integrations", "models")
 TIMING = ("_seconds", "_per_second")
+# Experiment → its name in this tree.
 EXPERIMENTS = json.loads((HERE / "experiments.json").read_text())
 # Config fields and tables that left.
 GONE = {"start_from", "weight_noise", "probe.largest", "checkpoint_keep", "audit.*", "tuning.*", "tails"}
@@ -67,15 +68,18 @@ def compare_runs(trees: dict[str, Path], place: Path) -> list[str]:
 
 def compare_configs(trees: dict[str, Path], place: Path) -> list[str]:
     """Compare the plain config of the first run of each experiment that stays, and the hashes of all."""
-    made = {name: in_tree(tree, place / name, "configs", *EXPERIMENTS) for name, tree in trees.items()}
+    names = {"base": EXPERIMENTS, "here": EXPERIMENTS.values()}
+    made = {name: in_tree(tree, place / name, "configs", *names[name]) for name, tree in trees.items()}
     apart = []
-    for experiment in EXPERIMENTS:
-        old, new = made["base"][experiment], made["here"][experiment]
+    for experiment, renamed in EXPERIMENTS.items():
+        old, new = made["base"][experiment], made["here"][renamed]
         if old["hashes"] != new["hashes"]:
             apart.append(f"{experiment}: {len(old['hashes'])} runs, {len(new['hashes'])} here, or other hashes")
         for key in sorted(old["first"].keys() | new["first"].keys()):
             before, after = (each["first"].get(key, "absent") for each in (old, new))
             is_new = before == "absent" and key in NEW
+            if key == "experiment_name":
+                before = EXPERIMENTS.get(before, before)
             if before != after and not is_new and not (is_gone(key) and after == "absent"):
                 apart.append(f"{experiment}: {key}: {before} -> {after}")
     return apart

@@ -221,15 +221,15 @@ def test_page_truncates_and_escapes_samples(recorded: Path, monkeypatch: pytest.
     assert ([each["run"] for each in found["samples"]], found["left_out"]) == (shown, 5)
 
 
-def test_a_sweep_over_a_dial_leads_with_what_losses_bear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Path(__file__).parents[2] / "results" / "ruler" / "data" / "bearable_decay"
-    shutil.copytree(source, tmp_path / "data" / "bearable_decay")
+def test_a_sweep_over_a_dial_leads_with_what_losses_tolerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(__file__).parents[2] / "results" / "ruler" / "data" / "tolerance_decay"
+    shutil.copytree(source, tmp_path / "data" / "tolerance_decay")
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"], FIGURES["fig17"]])
-    report_page.make(tmp_path, "bearable_decay", ["svg"])
+    report_page.make(tmp_path, "tolerance_decay", ["svg"])
     page = Page()
     page.feed((tmp_path / "report.html").read_text())
-    assert page.text.partition("Bearable learning rate: ")[2].startswith("gspo has the highest, > ")
-    assert 0 < page.text.index("fig17: Bearable stress") < page.text.index("overview: ")
+    assert page.text.partition("Tolerance learning rate: ")[2].startswith("gspo has the highest, > ")
+    assert 0 < page.text.index("fig17: Tolerance") < page.text.index("overview: ")
     assert (tmp_path / "report.html").read_text().count("<picture>") == 1
 
 

@@ -176,7 +176,7 @@ def test_sweep_point_matches_hydras_composition(text: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["experiment=bearable_mismatch", "algorithm=grpo_unclipped", "updates_per_rollout=1", "seed=3"],
+        ["experiment=tolerance_mismatch", "algorithm=grpo_unclipped", "updates_per_rollout=1", "seed=3"],
         ["experiment=attribution", "model=dense_flat", "optimizer.learning_rate=3e-3"],
         ["routing=r2", "advantage=leave_one_out"],
         ["hydra/launcher=basic", "correction=tis"],
@@ -191,7 +191,12 @@ def test_named_configs_of_a_point_match_hydras_full_composition(words: list[str]
 
 
 def test_hydra_section_matches_hydras_composition() -> None:
-    words = ["experiment=bearable_mismatch", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
+    words = [
+        "experiment=tolerance_mismatch",
+        "hydra.launcher.n_jobs=2",
+        "results_dir=elsewhere",
+        "experiment_name=mine",
+    ]
     with overrides.composing():
         ours, theirs = overrides.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
         assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"

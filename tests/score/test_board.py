@@ -11,7 +11,7 @@ LEVELS = {REFERENCE: (0.7, 0.8, 0.5, 0.2), "mine": (0.7, 0.8, 0.6, 0.3)}
 
 
 def block(name: str = "mine", factor: float = 1.0, seeds: int = 5) -> pd.DataFrame:
-    """A loss and GRPO on a machine on which all losses bear ``factor`` times the rate."""
+    """A loss and GRPO on a machine on which all losses tolerate ``factor`` times the rate."""
     noise = np.random.default_rng(0).normal(scale=0.03, size=(len(LEVELS), seeds, 4))
     rows = [
         (RATE.name, loss, loss, factor * rate, factor * rate, seed, 0.4, 0.6, level, level)
@@ -28,20 +28,20 @@ def test_a_loss_is_compared_with_grpo_in_its_own_block() -> None:
     (alone,) = [each for each in outcomes.scores(block()) if each.loss == "mine"]
     found = {each.loss: each for each in outcomes.scores(suite, block(), block("halved", factor=0.5))}
     for name in ("mine", "halved"):
-        number = found[name].borne[RATE.name]
+        number = found[name].tolerances[RATE.name]
         assert number is not None
-        assert str(number) == str(alone.borne[RATE.name])
+        assert str(number) == str(alone.tolerances[RATE.name])
         assert (found[name].sampled, found[name].seeds) == (alone.sampled, 5)
     before = {each.loss: each for each in outcomes.scores(suite)}
     assert found.keys() == before.keys() | {"mine", "halved"}
     for loss, score in before.items():
-        assert str(found[loss].borne) == str(score.borne)
+        assert str(found[loss].tolerances) == str(score.tolerances)
         assert (found[loss].sampled, found[loss].best_rate) == (score.sampled, score.best_rate)
 
 
 def test_holms_correction_is_over_all_blocks() -> None:
     """What is decided alone is not beside many others."""
-    (number,) = [each.borne[RATE.name] for each in outcomes.scores(block()) if each.loss == "mine"]
+    (number,) = [each.tolerances[RATE.name] for each in outcomes.scores(block()) if each.loss == "mine"]
     assert number is not None
     assert 0.002 < number.p < 0.05
     for others, is_decided in ((1, True), (int(0.05 / number.p) + 1, False)):

@@ -49,11 +49,11 @@ def test_score_has_a_number_per_dial_and_is_ranked() -> None:
     assert [each.loss for each in found] == ["gspo", "grpo", "less"]
     gspo, grpo, less = found
     for dial in ("rate", "staleness"):
-        assert gspo.borne[dial].ratio == pytest.approx(2, rel=0.1)
-        assert grpo.borne[dial].ratio == 1
-        assert less.borne[dial].ratio == pytest.approx(0.5, rel=0.1)
+        assert gspo.tolerances[dial].ratio == pytest.approx(2, rel=0.1)
+        assert grpo.tolerances[dial].ratio == 1
+        assert less.tolerances[dial].ratio == pytest.approx(0.5, rel=0.1)
     assert (gspo.decided["rate"], grpo.decided["rate"], less.decided["rate"]) == (True, False, True)
-    assert gspo.borne["mismatch"].ratio == pytest.approx((0.2 + 0.2 / 3) / (0.1 + 0.2 / 3), rel=0.1)
+    assert gspo.tolerances["mismatch"].ratio == pytest.approx((0.2 + 0.2 / 3) / (0.1 + 0.2 / 3), rel=0.1)
     rows = outcomes.table(found)
     assert rows["rate × grpo"].tolist()[1] == "1.00"
     assert rows["rate × grpo"].str.endswith(" *").tolist() == [True, False, True]
@@ -66,7 +66,7 @@ def test_levels_use_shared_seeds_and_ratios_all_seeds() -> None:
     (gspo, grpo), (few, same) = outcomes.scores(changed), outcomes.scores(fewer[fewer["seed"] < 5])
     assert grpo.sampled == same.sampled
     assert (grpo.seeds, gspo.seeds) == (8, 5)
-    assert str(gspo.borne["rate"]) == str(few.borne["rate"])
+    assert str(gspo.tolerances["rate"]) == str(few.tolerances["rate"])
     assert outcomes.start(changed)[0].n == 5
 
 
@@ -79,7 +79,7 @@ def test_missing_dial_and_missing_line_are_shown_in_words() -> None:
 
 
 def test_smallest_decidable_ratio_grows_with_noise_and_losses() -> None:
-    (number, *_) = (each.borne["rate"] for each in outcomes.scores(made({"gspo": 1.0, "grpo": 0.0})))
+    (number, *_) = (each.tolerances["rate"] for each in outcomes.scores(made({"gspo": 1.0, "grpo": 0.0})))
     assert 1 < outcomes.smallest(number, 1) < outcomes.smallest(number, 11)
     wide = replace(number, low=number.low / 2, high=number.high * 2)
     assert outcomes.smallest(wide, 1) > outcomes.smallest(number, 1)
@@ -257,7 +257,7 @@ def test_score_end_to_end(small: Path, score: Score, scored: str) -> None:
     assert {"score.html", "profile.png"} <= {path.name for path in folder.iterdir()}
     assert "same" in scored
     before = times(small / "results" / "runs")
-    (shuffled,) = (path for path in before if "bearable_shuffled" in path.parts)
+    (shuffled,) = (path for path in before if "tolerance_shuffled" in path.parts)
     config = json.loads((shuffled.parent / "run.json").read_text())["config"]
     assert config["rollout"]["shuffle_rewards"]
     assert config["optimizer"]["learning_rate"] == outcomes.best_rate(table, "same")

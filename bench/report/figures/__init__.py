@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench.report.figures import bearable, curves, looks, points, routing, style
+from steadymoe.bench.report.figures import curves, looks, points, routing, style, tolerance
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.support import external, processes
 from steadymoe.bench.support.errors import UserError
@@ -123,9 +123,9 @@ _LIST = [
                varies=("strength",), records=("reward", "rollout_kl_k3"),
                only=("algorithm", "routing", "correction", "model", "strength"),
                rule=_has_one_engine),
-    FigureSpec("fig17", "bearable", bearable.drawn, "bearable", rule=bearable.lacks),
+    FigureSpec("fig17", "tolerance", tolerance.drawn, "tolerance", rule=tolerance.lacks),
     FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own, needs_own=True),
-    FigureSpec("fig19", "carry_over", bearable.carried, "optimizers", rule=bearable.lacks_settings),
+    FigureSpec("fig19", "carry_over", tolerance.carried, "optimizers", rule=tolerance.lacks_settings),
 ]
 # fmt: on
 # By id, in the order of the paper.

@@ -1,0 +1,266 @@
+"""The table and the figure of tolerance, on made-up sweeps whose tolerance is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench.report.figures import find, tolerance
+from steadymoe.bench.statistics.tolerance import SHARE
+
+RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+PLACES = ("made", "other", "third")
+OCTAVES = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
+FIXED = {
+    **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "none"},
+    **{"optimizer": "adamw"},
+    **{"moe_layers": 4, "experts": 32, "prompts": 256, "responses": 8},
+}
+
+
+def sweep(
+    dial: str = "learning_rate", values: tuple[float, ...] = RATES, seeds: int = 5, **more: object
+) -> pd.DataFrame:
+    """A level of 0.8 that falls by 0.3 an octave of the dial, from 2e-4 (or the second value) times 2 ** OCTAVES on."""
+    generator, rows = np.random.default_rng(0), []
+    settings = {"learning_rate": 2e-4, "updates_per_rollout": 16, "strength": 0.0, "engine": "exact"}
+    for algorithm, octaves in OCTAVES.items():
+        for value in values:
+            fall = max(0.0, np.log2(max(value, 1e-9) / values[1]) - octaves) if values[0] > 0 else 3 * value
+            for seed in range(seeds):
+                run = FIXED | settings | {"algorithm": algorithm, dial: value, "seed": seed} | more
+                run["arm"] = f"{algorithm} {dial}={value}"
+                level = 0.8 - 0.3 * fall + 0.01 * generator.standard_normal()
+                measured = {("eval_accuracy", 0): 0.4, ("eval_accuracy", 30): level, ("reward", 30): level}
+                measured |= {("eval_greedy", 0): 0.6, ("eval_greedy", 30): level + 0.05}
+                rows += [run | {"metric": metric, "step": step, "value": v} for (metric, step), v in measured.items()]
+    return pd.DataFrame(rows)
+
+
+def test_a_dense_twin_has_a_start_a_line_and_a_reference_of_its_own() -> None:
+    moe, dense = sweep(), sweep(model="dense_flat")
+    of_accuracy = dense["metric"] == "eval_accuracy"
+    dense.loc[of_accuracy, "value"] = dense["value"] + 0.1  # the start too
+    table = tolerance.table(pd.concat([moe, dense]))
+    numbers = table.set_index(["setting", "loss"])["× grpo"]
+    assert numbers["flat"].tolist() == tolerance.table(moe)["× grpo"].tolist()
+    assert numbers["dense_flat"]["grpo"] == "1.00"
+    assert float(numbers["dense_flat"]["gspo"].split()[0]) == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("dial", "values"), [("learning_rate", RATES), ("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))]
+)
+def test_table_lists_losses_best_first(dial: str, values: tuple[float, ...]) -> None:
+    table = tolerance.table(sweep(dial, values))
+    assert table["loss"].tolist() == ["gspo", "grpo", "grpo_unclipped"]
+    numbers = {loss: text.split()[0] for loss, text in zip(table["loss"], table["× grpo"], strict=True)}
+    assert float(numbers["gspo"]) == pytest.approx(2, rel=0.05)
+    assert numbers["grpo"] == "1.00"
+    assert float(numbers["grpo_unclipped"]) == pytest.approx(0.5, rel=0.05)
+    assert (table["n"] == 5).all()
+    assert "greedy at best" in table
+
+
+def test_a_sentence_says_which_loss_tolerates_most() -> None:
+    table = tolerance.table(sweep())
+    multiple = table["× grpo"].iloc[0]
+    assert tolerance.sentences(table) == [
+        f"Tolerance learning rate: gspo has the highest, {multiple} times grpo's, n = 5."
+    ]
+    others = sweep()[lambda runs: runs["algorithm"] != "gspo"]
+    assert tolerance.sentences(tolerance.table(others)) == [
+        "Tolerance learning rate: no loss has a higher one than grpo."
+    ]
+    joined = pd.concat([others, sweep(experiment="other", values=RATES[:2])])
+    assert tolerance.sentences(tolerance.table(joined)) == [
+        "Tolerance learning rate, made: no loss has a higher one than grpo.",
+        "Tolerance learning rate, other: grpo never falls below the line on this grid; extend it.",
+    ]
+
+
+def test_second_dial_divides_the_table() -> None:
+    both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
+    table = tolerance.table(both)
+    assert table["setting"].unique().tolist() == ["updates per rollout 16", "updates per rollout 64"]
+    assert len(table) == 2 * len(OCTAVES)
+
+
+def test_settings_of_joined_experiments_are_not_dials() -> None:
+    joined = pd.concat([sweep(), sweep(experiment="other", updates_per_rollout=32)])
+    table = tolerance.table(joined)
+    assert table["setting"].unique().tolist() == ["made", "other"]
+    assert {"× grpo", "best learning rate"} <= set(table)
+
+
+def test_runs_with_another_setting_get_their_own_line() -> None:
+    """Two advantages are not averaged, and the one with the fewest further words is the reference."""
+    plain, other = sweep(), sweep()
+    other["arm"] = other["arm"].str.replace(" ", " advantage=reward ", n=1)
+    other["axes"] = "advantage=reward"
+    falls = (other["metric"] == "eval_accuracy") & (other["step"] == 30)
+    other.loc[falls & (other["algorithm"] == "grpo"), "value"] -= 0.1
+    table = tolerance.table(pd.concat([plain, other]))
+    assert set(table["loss"]) == {name + word for name in OCTAVES for word in ("", " advantage=reward")}
+    numbers = table.set_index("loss")["× grpo"]
+    assert numbers["grpo"] == "1.00"
+    assert float(numbers["grpo advantage=reward"].split()[0]) < 0.9
+
+
+def test_losses_at_their_own_rates_are_a_staleness_sweep() -> None:
+    """A rate that differs between losses is no dial: no run of a loss differs in it."""
+    runs = sweep("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))
+    runs["learning_rate"] = runs["algorithm"].map({"grpo": 2e-4, "gspo": 4e-4, "grpo_unclipped": 1e-4})
+    table = tolerance.table(runs)
+    assert "best updates per rollout" in table
+    assert "setting" not in table
+
+
+def test_missing_data_is_named() -> None:
+    one = sweep(values=RATES[:1] * 2).drop_duplicates(["arm", "seed", "metric", "step"])
+    assert tolerance.lacks(one) == "runs of one loss at 2 values of learning_rate or updates_per_rollout or strength"
+    without = sweep()[lambda runs: runs["algorithm"] != "grpo"]
+    assert tolerance.lacks(without) == "runs of grpo, the reference"
+    assert tolerance.table(without).empty
+    unevaluated = sweep()[lambda runs: runs["metric"] == "reward"]
+    assert tolerance.lacks(unevaluated) == "runs whose start and end were evaluated"
+
+
+def test_the_figure_notes_curves_line_and_crossings() -> None:
+    (spec,) = find(["tolerance"])
+    runs = sweep()
+    assert spec.lacks({"steps": runs}) is None
+    figure = spec.figure({"steps": runs})
+    assert len({axis.get_ylim() for axis in figure.axes}) == 1, "sampled and greedy are compared by height"
+    numbers = figure.numbers
+    curve = numbers[(numbers["series"] == "gspo") & (numbers["panel"] == "held-out accuracy")]
+    assert curve["x"].tolist() == list(RATES)
+    assert curve["n"].tolist() == [5] * 4
+    crossings = numbers[numbers["panel"] == "crossing"].set_index("series")
+    assert crossings["x"]["gspo"] == pytest.approx(2 * crossings["x"]["grpo"], rel=0.05)
+    assert crossings["mean"].tolist() == pytest.approx([0.4 + SHARE * 0.4] * len(crossings), abs=0.02)
+
+
+def test_settings_are_drawn_side_by_side() -> None:
+    (spec,) = find(["carry_over"])
+    alone, joined = sweep(), pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third", seeds=3)])
+    assert "known multiples of a loss in 2 settings" in str(spec.lacks({"steps": alone}))
+    assert spec.lacks({"steps": joined}) is None
+    figure = spec.figure({"steps": joined})
+    numbers = figure.numbers.set_index(["panel", "series"])
+    multiples = numbers.loc["multiple", "mean"]
+    assert multiples["gspo, other"] == pytest.approx(2, rel=0.05)
+    assert multiples["grpo_unclipped, other"] == pytest.approx(0.5, rel=0.05)
+    assert set(multiples.index) == {f"{loss}, {place}" for loss in ("gspo", "grpo_unclipped") for place in PLACES}
+    ours = alone[(alone["metric"] == "eval_accuracy") & (alone["step"] == 30)]
+    best = ours.groupby(["algorithm", "learning_rate"])["value"].mean().groupby("algorithm").max()
+    assert numbers.loc[("difference", "gspo, made"), "mean"] == pytest.approx(best["gspo"] - best["grpo"])
+    assert numbers.loc["multiple", "n"].groupby(level=0).first().to_dict() == {
+        series: 3 if series.endswith("third") else 5 for series in multiples.index
+    }
+    assert "Kendall" not in figure.caption, "two losses beside the reference have no rank correlation"
+    third = joined[joined["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
+    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
+    third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03  # a little more than without a clip
+    caption = spec.figure({"steps": pd.concat([joined, third])}).caption
+    assert "4 losses of all settings" in caption
+    assert "is 1.00 for the multiples" in caption  # without an interval: one setting has three seeds
+    of_five = pd.concat([joined, third])[lambda steps: steps["experiment"] != "third"]
+    assert "is 1.00 [" in spec.figure({"steps": of_five}).caption
+
+
+def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
+    """Losses far apart rank alike in every draw; two that the seeds do not separate swap in some."""
+    far = pd.concat([sweep(), sweep(experiment="other")])
+    tolerated, best = tolerance.agreement(tolerance.levels(far), ["gspo", "grpo_unclipped"])
+    assert (tolerated.mean, tolerated.low, tolerated.high, tolerated.n) == (1, 1, 1, 5)
+    assert best.mean == best.high == 1
+    assert best.low < 0, "their best levels differ by noise alone"
+    other = far["experiment"] == "other"
+    swapped = far["algorithm"].map({"gspo": "grpo_unclipped", "grpo_unclipped": "gspo"}).where(other, far["algorithm"])
+    against = far.assign(algorithm=swapped.fillna(far["algorithm"]))
+    assert tolerance.agreement(tolerance.levels(against), ["gspo", "grpo_unclipped"])[0].mean == -1
+    twin = far[far["algorithm"] == "gspo"].assign(algorithm="vespo")
+    noise = np.random.default_rng(1).standard_normal(len(twin))
+    is_end = (twin["metric"] == "eval_accuracy") & (twin["step"] == 30)
+    twin["value"] += 0.05 * noise * is_end
+    twins = tolerance.levels(pd.concat([far, twin]))
+    assert tolerance.agreement(twins, ["gspo", "grpo_unclipped", "vespo"])[0].low < 0.9
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_few_seeds_have_a_rank_correlation_without_an_interval(seeds: int) -> None:
+    (spec,) = find(["carry_over"])
+    steps = pd.concat([sweep(seeds=seeds), sweep(experiment="other", seeds=seeds)])
+    third = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
+    third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03
+    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
+    assert "is 1.00 for the multiples" in spec.figure({"steps": pd.concat([steps, third])}).caption
+
+
+def test_setting_without_grpo_is_dropped_and_unshared_seeds_have_no_tau() -> None:
+    (spec,) = find(["carry_over"])
+    steps = pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third")])
+    third = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
+    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
+    steps = pd.concat([steps, third])
+    without = steps[(steps["experiment"] != "third") | (steps["algorithm"] != "grpo")]
+    assert "4 losses of all settings" in spec.figure({"steps": without}).caption
+    is_early = steps["seed"] < 2
+    apart = steps[np.where(steps["algorithm"] == "gspo", is_early, ~is_early | (steps["algorithm"] == "grpo"))]
+    assert "is unknown for the multiples" in spec.figure({"steps": apart}).caption
+
+
+def test_ratio_beyond_the_grid_has_an_open_mark() -> None:
+    (spec,) = find(["carry_over"])
+    cut = pd.concat([sweep(), sweep(experiment="other")])
+    beyond = (cut["algorithm"] == "gspo") & (cut["learning_rate"] > 2e-4) & (cut["experiment"] == "other")
+    figure = spec.figure({"steps": cut[~beyond]})
+    bound = figure.numbers.set_index(["panel", "series"]).loc[("multiple", "gspo, other")]
+    assert bound["high"] == np.inf
+    marks = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
+    assert [line.get_markerfacecolor() for line in marks].count("white") == 1
+
+
+def test_engines_of_a_dial_of_strength_divide_the_table() -> None:
+    """The second engine lowers every level, so a mean over both would show."""
+    strengths = (0.0, 0.1, 0.2, 0.4)
+    first, second = (sweep("strength", strengths, engine=name) for name in ("router_noise", "weight_noise"))
+    second["arm"] += " weight_noise"
+    second.loc[second["metric"].eq("eval_accuracy") & second["step"].eq(30), "value"] -= 0.2
+    levels = tolerance.levels(pd.concat([first, second])).set_index(["panel", "line", "dial"])
+    assert set(levels.index.get_level_values("panel")) == {"router_noise", "weight_noise"}
+    means = levels["sampled"].groupby(level="panel").mean()
+    assert means["router_noise"] - means["weight_noise"] == pytest.approx(0.2)
+
+
+def test_runs_that_no_line_tells_apart_are_refused() -> None:
+    other = sweep(responses=16)
+    other["arm"] += " responses=16"
+    lack = tolerance.lacks(pd.concat([sweep(), other]))
+    assert lack is not None
+    assert "would be one" in lack
+    assert tolerance.table(pd.concat([sweep(), other])).empty
+
+
+def test_reference_that_gains_nothing_draws_no_line() -> None:
+    flat = sweep()
+    flat.loc[flat["algorithm"].eq("grpo") & flat["metric"].eq("eval_accuracy"), "value"] = 0.4
+    table = tolerance.table(flat)
+    assert (table["n"] == 5).all()
+    assert "no line, because grpo gains nothing" in tolerance.sentences(table)[0]
+
+
+def test_best_value_is_of_the_seeds_that_ran_everywhere() -> None:
+    more = sweep(seeds=9)[lambda runs: (runs["seed"] >= 5) & (runs["learning_rate"] == RATES[-1])]
+    more.loc[more["metric"] == "eval_accuracy", "value"] = 0.95
+    levels = tolerance.levels(pd.concat([sweep(), more]))
+    number, best = tolerance.of_arm(levels, "gspo")
+    assert number is not None
+    assert best < number.crossing
+
+
+def test_numbers_of_the_figure_name_their_setting() -> None:
+    (spec,) = find(["tolerance"])
+    both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
+    numbers = spec.figure({"steps": both}).numbers
+    assert not numbers.duplicated(["panel", "series", "x"]).any()
