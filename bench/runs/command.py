@@ -6,20 +6,16 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-
-from filelock import Timeout
 
 from steadymoe.bench.runs import (
     compose,
     dry,
-    identity,
     launch,
     lifecycle,
     outcome,
     progress,
-    provenance,
     record,
+    run_folder,
 )
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once, command_of, swept
@@ -45,7 +41,7 @@ def main(words: list[str]) -> int:
         return 0
     launch.refuse_absent_cluster(flags.overrides)
     _print(*shortened([f"left out: {point}" for point in left_out]))
-    states = refuse_others(requested, may_redo=flags.redo)
+    states = run_folder.refuse_others(requested, may_redo=flags.redo)
     runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
         side_by_side = at_once(flags.overrides, flags.multirun)
@@ -53,11 +49,11 @@ def main(words: list[str]) -> int:
         return 0
     _begin(runs, _sweep(runs, [*(["-m"] if flags.multirun else []), *flags.overrides]))
     if flags.redo:
-        _print(*(redo(runs) or ["none of these runs is stale; nothing to redo"]))
+        _print(*(run_folder.redo(runs) or ["none of these runs is stale; nothing to redo"]))
         states = _states(runs)
     if skipped := len(requested) - len(runs):
         _print(f"--retry-failed skips {skipped} of {len(requested)} runs, which have neither failed nor finished")
-    _print(*_notes(runs), *_skipped(runs, states), *_damaged(runs, states))
+    _print(*_notes(runs), *run_folder.describe(runs, states))
     waiting = [run for run in runs if not states[run.folder].has_ended]
     code = _launch(runs, waiting, flags) if waiting else 0
     return code if code == 130 else max(code, _outcome(runs))
@@ -160,79 +156,9 @@ def make_one(run: Run) -> str:
 
     Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
     """
-    refuse_others([run])
+    run_folder.refuse_others([run])
     _begin([run])
     return launch.execute(run)
-
-
-def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> States:
-    """Return run folder → state.
-
-    Raises ConfigError where a folder holds a run of another config or, without ``may_redo``, ended by other code.
-    """
-    with provenance.unchanging():
-        return {run.folder: record.state_of(run, may_redo) for run in runs}
-
-
-def redo(runs: Sequence[Run]) -> list[str]:
-    """Move the stale runs among ``runs`` to ``results/replaced``, so that they are rerun; return a line for each.
-
-    A run is stale if it has ended with other code, other training code, other library versions or another config, or
-    without the weights that ``checkpoint_keep`` asks for. No command reads the place where it goes.
-    """
-    lines = []
-    for run in runs:
-        if (why := stale(run)) is None:
-            continue
-        try:
-            with lifecycle.hold(run.folder):
-                if stale(run) == why:  # False if another process has begun it again meanwhile
-                    place = lifecycle.archive_old_run(run.folder, Path(run.config.results_dir), "replaced")
-                    lines.append(f"rerunning {run.folder} ({why}); the old run is in {place}")
-        except Timeout:
-            continue
-    return lines
-
-
-def stale(run: Run) -> str | None:
-    """Return why to rerun a run; None if there is no reason, or if it has not ended.
-
-    Another config is a reason too: only ``steadymoe score`` redoes such a run.
-    """
-    state = record.read_state(run.folder)
-    if state.facts and state.facts["config_hash"] != run.config_hash:
-        return f"another config ({identity.difference(state.facts['config'], run.plain)})"
-    if not state.has_ended:
-        return None
-    lacking = f"the weights of step {run.config.checkpoint_keep} were not kept" if _lacks_weights(run) else None
-    return provenance.difference(state.facts).stale or lacking
-
-
-def _lacks_weights(run: Run) -> bool:
-    step = run.config.checkpoint_keep
-    return step is not None and not record.weights_path(run.folder, step).exists()
-
-
-def _skipped(runs: Sequence[Run], states: States) -> list[str]:
-    """Return lines on ended runs: how many, whose code cannot be compared, and which lack weights to keep."""
-    ended = [run for run in runs if states[run.folder].has_ended]
-    if not ended:
-        return []
-    lines = [f"{len(ended)} of {len(runs)} runs have already finished and are skipped"]
-    with provenance.unchanging():
-        unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
-    lacking = sum(map(_lacks_weights, ended))
-    if unknown:
-        lines.append(f"the code of {len(unknown)} of them cannot be compared ({'; '.join(dict.fromkeys(unknown))})")
-    if lacking:
-        step = runs[0].config.checkpoint_keep
-        lines.append(f"{lacking} of them lack the weights of step {step}; --redo creates them")
-    return lines
-
-
-def _damaged(runs: Sequence[Run], states: States) -> list[str]:
-    damages = {run.folder: states[run.folder].damage for run in runs}
-    return [f"rerunning damaged {folder} ({why})" for folder, why in damages.items() if why is not None]
 
 
 def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:

@@ -15,7 +15,7 @@ from steadymoe.bench.check import command as check
 from steadymoe.bench.check import properties
 from steadymoe.bench.report import archive, write
 from steadymoe.bench.runs import command as runs
-from steadymoe.bench.runs import compose, dry, identity, record
+from steadymoe.bench.runs import compose, dry, identity, record, run_folder
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once
 from steadymoe.bench.score import board, outcomes, recorded, standard
@@ -194,7 +194,7 @@ def _later(own: Arm, rates: Sequence[Part]) -> tuple[list[Part], list[Part]]:
 
 def _run(part: Part, again: bool) -> int:
     """Make the planned runs and return the exit code; ``again`` moves outdated ones away first, and says which."""
-    for line in runs.redo(part.runs) if again else ():
+    for line in run_folder.redo(part.runs) if again else ():
         print(visible(line), file=sys.stderr)
     return runs.main(part.words)
 
@@ -232,7 +232,7 @@ def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
         raise ConfigError(
             f"{own.label} was scored with another config ({older[0].folder}); score it again with --redo, or rename it"
         )
-    runs.refuse_others([run for part in parts for run in part.runs if run not in older], may_redo=again)
+    run_folder.refuse_others([run for part in parts for run in part.runs if run not in older], may_redo=again)
 
 
 def _has_changed(run: Run) -> bool:
@@ -252,7 +252,7 @@ def _progress(rates: Sequence[Part], dials: Sequence[Part], control: Sequence[Pa
         lines.append(f"staleness and mismatch: {later[0]} to run; with shuffled rewards: {later[1]}")
         missing += sum(later)
     every = [run for part in (*rates, *dials, *control) for run in part.runs]
-    if again and (old := [run for run in every if runs.stale(run) is not None]):
+    if again and (old := [run for run in every if run_folder.stale(run) is not None]):
         missing += sum(record.read_state(run.folder).has_ended for run in old)
         lines.append(f"outdated: {len(old)} to replace")
     if missing:

@@ -14,7 +14,7 @@ from small_runs import SMALL, planned
 from steadymoe.algorithms import load
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
-from steadymoe.bench.runs import command, compose, execute, provenance, record, status
+from steadymoe.bench.runs import compose, execute, provenance, record, run_folder, status
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import atomic_files, external, source
 from steadymoe.bench.training import checkpoint
@@ -109,7 +109,7 @@ def test_incomparable_code_is_unknown_but_never_stale(mine: Path, monkeypatch: p
     recorded(made)
     facts = record.known(made.folder)
     assert provenance.difference(facts) == provenance.Difference(None, None, None)
-    skipped = command._skipped([made], {made.folder: record.read_state(made.folder)})
+    skipped = run_folder.describe([made], {made.folder: record.read_state(made.folder)})
     assert skipped == ["1 of 1 runs have already finished and are skipped"]
     for code in ("", None):
         without = facts | {"algorithm_code": code, "training_version": 7}
@@ -173,7 +173,7 @@ def test_edited_loss_is_refused_unless_redo_is_given(
     assert made.command.startswith("STEADYMOE_PATH=mine steadymoe run ")
 
     (mine / "my_losses.py").write_text(LOSS)
-    command.refuse_others([shipped, made])  # the same file again
+    run_folder.refuse_others([shipped, made])  # the same file again
     (mine / "my_losses.py").write_text(LOSS.replace("my_signs", "my_signs as signs"))
     as_new_process(monkeypatch, "my_losses", "my_signs")
     aside = Path("results/replaced") / made.folder.relative_to(Path("results/runs").absolute()) / "1"
@@ -183,7 +183,7 @@ def test_edited_loss_is_refused_unless_redo_is_given(
     assert record.read_state(made.folder).status == "finished"
     assert provenance.difference(record.known(made.folder)).stale is None
     assert len(record.read_table(made.folder, "steps")) == 1
-    assert command.redo([shipped, made]) == []
+    assert run_folder.redo([shipped, made]) == []
     assert len(list(aside.parent.iterdir())) == 1
 
 

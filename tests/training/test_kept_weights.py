@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from small_runs import finished, interrupt, planned
 
-from steadymoe.bench.runs import command, compose, execute, record
+from steadymoe.bench.runs import compose, execute, record, run_folder
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.training import checkpoint
 
@@ -56,7 +56,7 @@ def test_resumed_run_has_the_kept_weights_of_an_undisturbed_one(
 
 def test_redo_reruns_a_run_that_lacks_the_weights_to_keep(kept: compose.Run) -> None:
     other = planned(Path(kept.config.results_dir), "checkpoint_keep=3")
-    assert command.stale(kept) is None
-    assert command.stale(other) == "the weights of step 3 were not kept"
+    assert run_folder.stale(kept) is None
+    assert run_folder.stale(other) == "the weights of step 3 were not kept"
     with pytest.raises(ConfigError, match="checkpoint_keep=7: the run has only 6 steps; lower it"):
         planned(Path(kept.config.results_dir), "checkpoint_keep=7")
