@@ -322,7 +322,7 @@ class RunConfig(_Group):
     collapse: CollapseConfig = CollapseConfig()
     checkpoint_every: Count = 80  # gradient updates, rounded up to whole rollouts; changes no recorded number
     checkpoint_keep: Count | None = None
-    """A rollout: keep the weights after it in the run's folder, weights-<rollout>.safetensors."""
+    """Keep the weights after this update, or the end of its rollout, in the run's folder: weights-<rollout>.safetensors."""
     log: Literal["tensorboard", "wandb"] | None = None
     """In addition to the record (docs/sweeps.md); WANDB_MODE=offline works, too."""
     retry: Literal["all", "failed"] = "all"  # which unfinished runs to run: all, or failed (--retry-failed)
@@ -341,6 +341,11 @@ class RunConfig(_Group):
     def prompts(self) -> int:
         """P, the prompts of a rollout."""
         return self.minibatch_prompts * self.updates_per_rollout
+
+    @property
+    def kept_rollout(self) -> int | None:
+        """The rollout after which weights are kept."""
+        return None if self.checkpoint_keep is None else self.in_rollouts(self.checkpoint_keep)
 
     def in_rollouts(self, updates: int) -> int:
         """Return a number of gradient updates in rollouts, rounded up."""

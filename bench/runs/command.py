@@ -1,4 +1,4 @@
-"""``steadymoe run``: its flags, refusals before anything is touched, reruns, launch, and how the runs ended."""
+"""The story of ``steadymoe run``: arguments → checked configs → their folders → launch → how the runs ended."""
 
 import argparse
 import shlex
@@ -7,45 +7,52 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+import yaml
+
 from steadymoe.bench.runs import (
     compose,
     dry,
     launch,
     lifecycle,
     outcome,
+    overrides,
     progress,
     record,
     run_folder,
+    validate,
 )
 from steadymoe.bench.runs.compose import ConfigError, Run
-from steadymoe.bench.runs.overrides import at_once, command_of, swept
 from steadymoe.bench.runs.record import States
 from steadymoe.bench.support import processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import shortened, visible
 
 
-def main(words: list[str]) -> int:
-    """Execute the runs that ``words`` select and return the exit code. Raises ConfigError for an invalid request.
+def main(args: list[str]) -> int:
+    """Execute the runs that ``args`` select and return the exit code. Raises ConfigError for an invalid request.
 
     0: all ended; 1: a run failed or was lost; 130: interrupted.
     """
-    flags = _flags(words)
-    if flags.help:
-        launch.show(["--help"])
+    flags = _flags(args)
+    if flags.help or flags.info:
+        launch.show(["--help"] if flags.help else ["--info", flags.info, *flags.overrides])
         return 0
+
+    # Arguments → checked configs.
     left_out: list[str] = []
     requested = compose.plan(flags.overrides, flags.multirun, left_out)
-    if flags.cfg or flags.info:
-        _show(flags)
+    if flags.cfg:
+        print(yaml.safe_dump(requested[0].plain, sort_keys=False, allow_unicode=True), end="")
         return 0
     launch.refuse_absent_cluster(flags.overrides)
     _print(*shortened([f"left out: {point}" for point in left_out]))
+
+    # Their folders: what is there, what may be touched, what is run again. Up to here nothing was written.
     states = run_folder.refuse_others(requested, may_redo=flags.redo)
     runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
-        side_by_side = at_once(flags.overrides, flags.multirun)
-        _print(*_notes(runs), *dry.lines(runs, states, len(requested) - len(runs), side_by_side))
+        side_by_side = overrides.at_once(flags.overrides, flags.multirun)
+        _print(*validate.notes(runs), *dry.lines(runs, states, len(requested) - len(runs), side_by_side))
         return 0
     _begin(runs, _sweep(runs, [*(["-m"] if flags.multirun else []), *flags.overrides]))
     if flags.redo:
@@ -53,52 +60,75 @@ def main(words: list[str]) -> int:
         states = _states(runs)
     if skipped := len(requested) - len(runs):
         _print(f"--retry-failed skips {skipped} of {len(requested)} runs, which have neither failed nor finished")
-    _print(*_notes(runs), *run_folder.describe(runs, states))
+    _print(*validate.notes(runs), *run_folder.describe(runs, states))
+
+    # Launch, and how the runs ended.
     waiting = [run for run in runs if not states[run.folder].has_ended]
     code = _launch(runs, waiting, flags) if waiting else 0
     return code if code == 130 else max(code, _outcome(runs))
 
 
-def _flags(words: list[str]) -> argparse.Namespace:
-    """Parse the arguments of the verb; all but its flags are Hydra overrides."""
-    if {"--shell-completion", "-sc"} & set(words):
-        raise ConfigError("--shell-completion is not supported: Hydra cannot complete subcommands; see --help")
+def make_one(run: Run) -> str:
+    """Execute one run in this process and return its status, as ``execute.execute`` does; print nothing.
+
+    Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
+    """
+    run_folder.refuse_others([run])
+    _begin([run])
+    return launch.execute(run)
+
+
+def _flags(args: list[str]) -> argparse.Namespace:
+    """Parse the arguments of the verb; all but its flags are Hydra overrides. Raises ConfigError."""
+    overrides.refuse_reserved(args)
     parser = Parser(prog="steadymoe run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--dry", action="store_true")
-    parser.add_argument("--cfg", choices=("job", "hydra", "all"), nargs="?", const="job")
+    parser.add_argument("--cfg", choices=("job",), nargs="?", const="job")
     parts = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
     parser.add_argument("--info", choices=parts, nargs="?", const="all")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--retry-failed", action="store_true")
     again.add_argument("--redo", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    return parser.parse_intermixed_args(words)
-
-
-def _show(flags: argparse.Namespace) -> None:
-    """Let Hydra print what ``--cfg`` or ``--info`` asks for. Raises ConfigError for a sweep."""
-    name, value = ("--cfg", flags.cfg) if flags.cfg else ("--info", flags.info)
-    if several := swept(flags.overrides):
-        raise ConfigError(f"{name} prints one config: give one value in {', '.join(several)}")
-    launch.show([name, value, *flags.overrides])
-
-
-def _notes(runs: Sequence[Run]) -> list[str]:
-    """Return a line about a setting that is allowed and does not do what its name promises, if a run has one."""
-    terms = [run.config.algorithm.kl for run in runs]
-    if any(kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1" for kl in terms):
-        return [
-            "note: with algorithm.kl.place=loss, estimator=k1 has an expected gradient of 0 on policy: it only "
-            "adds noise; choose k2 or k3, or place=reward"
-        ]
-    return []
+    flags = parser.parse_intermixed_args(args)
+    if (flags.cfg or flags.info) and (several := overrides.swept(flags.overrides)):
+        raise ConfigError(f"{'--cfg' if flags.cfg else '--info'} shows one config: give one value in {several[0]}")
+    return flags
 
 
 def _print(*lines: str) -> None:
     for line in lines:
         print(visible(line), flush=True)
+
+
+def _failed(runs: Sequence[Run], states: States) -> list[Run]:
+    """Return the runs of ``--retry-failed``: failed and ended ones. Raises ConfigError if none has failed."""
+    if not any(state.status == "failed" for state in states.values()):
+        raise ConfigError(f"--retry-failed: none of {len(runs)} runs has failed; leave the flag out to run the others")
+    return [run for run in runs if states[run.folder].status in (*record.ENDED, "failed")]
+
+
+def _states(runs: Sequence[Run]) -> States:
+    return {run.folder: record.read_state(run.folder) for run in runs}
+
+
+def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
+    """Add the runs to the plans of their experiments; these are the first files. Raises ConfigError."""
+    try:
+        lifecycle.add_to_plan(runs, sweep)
+    except OSError as error:
+        raise ConfigError(f"results_dir={runs[0].config.results_dir} cannot be written: {error}") from error
+
+
+def _sweep(runs: Sequence[Run], args: Sequence[str]) -> str | None:
+    """Return the command ``args`` that makes or resumes all ``runs``; None for a single run."""
+    if len(runs) < 2:
+        return None
+    # STEADYMOE_PATH, or nothing
+    prefixes = {run.command.removesuffix(overrides.command_of(compose.own(run.args))) for run in runs}
+    return max(prefixes) + overrides.command_of(args)
 
 
 def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespace) -> int:
@@ -128,51 +158,11 @@ def _outcome(runs: Sequence[Run]) -> int:
     _print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), *outcome.lines(runs, states))
     failed = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
     for run in failed:
-        why = states[run.folder].damage or str(states[run.folder].facts.get("error") or "")
-        print(
-            f"steadymoe: {states[run.folder].status}: {visible(' '.join(why.strip().splitlines()[-1:]))}",
-            file=sys.stderr,
-        )
+        state = states[run.folder]
+        why = state.damage or str(state.facts.get("error") or "")
+        print(f"steadymoe: {state.status}: {visible(' '.join(why.strip().splitlines()[-1:]))}", file=sys.stderr)
         print(f"  rerun: {visible(run.command)}", file=sys.stderr)
     results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"
     _print(f"next: steadymoe report --experiment {experiment}{where}")
     return int(bool(failed))
-
-
-def _failed(runs: Sequence[Run], states: States) -> list[Run]:
-    """Return the runs of ``--retry-failed``: failed and ended ones. Raises ConfigError if none has failed."""
-    if not any(state.status == "failed" for state in states.values()):
-        raise ConfigError(f"--retry-failed: none of {len(runs)} runs has failed; leave the flag out to run the others")
-    return [run for run in runs if states[run.folder].status in (*record.ENDED, "failed")]
-
-
-def _states(runs: Sequence[Run]) -> States:
-    return {run.folder: record.read_state(run.folder) for run in runs}
-
-
-def make_one(run: Run) -> str:
-    """Execute one run in this process and return its status, as ``execute.execute`` does; print nothing.
-
-    Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
-    """
-    run_folder.refuse_others([run])
-    _begin([run])
-    return launch.execute(run)
-
-
-def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
-    """Add the runs to the plans of their experiments; these are the first files. Raises ConfigError."""
-    try:
-        lifecycle.add_to_plan(runs, sweep)
-    except OSError as error:
-        raise ConfigError(f"results_dir={runs[0].config.results_dir} cannot be written: {error}") from error
-
-
-def _sweep(runs: Sequence[Run], words: Sequence[str]) -> str | None:
-    """Return the command ``words`` that makes or resumes all ``runs``; None for a single run."""
-    if len(runs) < 2:
-        return None
-    # STEADYMOE_PATH, or nothing
-    prefixes = {run.command.removesuffix(command_of(compose.own(run.words))) for run in runs}
-    return max(prefixes) + command_of(words)

@@ -57,7 +57,7 @@ def execute(run: compose.Run) -> str:
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
     need_device(config.device)
-    resume_from = _resume_from(recorded, config.checkpoint_keep)
+    resume_from = _resume_from(recorded, config.kept_rollout)
     recorded.begin(resume_from)
     samples.keep_until(recorded.folder, resume_from)
 
@@ -90,9 +90,9 @@ def _train(run: compose.Run, recorded: Record) -> None:
             if result.diverged_at_update is not None:
                 diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
                 break
-            if step == config.checkpoint_keep:  # first: a run that is killed between the two resumes before this step
+            if step == config.kept_rollout:  # first: a run that is killed between the two resumes before this step
                 checkpoint.save_weights(record.weights_path(recorded.folder, step), model)
-            if step % config.checkpoint_every == 0 and step < config.rollouts:
+            if step % config.in_rollouts(config.checkpoint_every) == 0 and step < config.rollouts:
                 checkpoint.save(recorded.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(recorded.folder, "steps")

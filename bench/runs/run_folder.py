@@ -52,12 +52,12 @@ def stale(run: "Run") -> str | None:
         return f"another config ({identity.difference(state.facts['config'], run.plain)})"
     if not state.has_ended:
         return None
-    lacking = f"the weights of step {run.config.checkpoint_keep} were not kept" if _lacks_weights(run) else None
+    lacking = f"the weights of step {run.config.kept_rollout} were not kept" if _lacks_weights(run) else None
     return provenance.difference(state.facts).stale or lacking
 
 
 def _lacks_weights(run: "Run") -> bool:
-    step = run.config.checkpoint_keep
+    step = run.config.kept_rollout
     return step is not None and not record.weights_path(run.folder, step).exists()
 
 
@@ -72,7 +72,7 @@ def describe(runs: Sequence["Run"], states: States) -> list[str]:
             reasons = "; ".join(dict.fromkeys(unknown))
             lines.append(f"the code of {len(unknown)} of them cannot be compared ({reasons})")
         if lacking := sum(map(_lacks_weights, ended)):
-            step = runs[0].config.checkpoint_keep
+            step = runs[0].config.kept_rollout
             lines.append(f"{lacking} of them lack the weights of step {step}; --redo creates them")
     damages = {run.folder: states[run.folder].damage for run in runs}
     return lines + [f"rerunning damaged {folder} ({why})" for folder, why in damages.items() if why is not None]

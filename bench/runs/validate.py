@@ -3,12 +3,17 @@ files and packages are there. Every refusal is one line. ``fits`` checks what ta
 """
 
 import os
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steadymoe.bench.runs.identity import LONGEST_NAME, is_name
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support.errors import ConfigError
+
+if TYPE_CHECKING:
+    from steadymoe.bench.runs.compose import Run
 
 # Fields of a single replay.
 _OF_REPLAYS = {"predictor_learning_rate": "pr2", "score_share": "r3_filtered", "lag": "lagged"}
@@ -20,6 +25,17 @@ def check(config: RunConfig) -> None:
     _places(config)
 
 
+def notes(runs: Sequence["Run"]) -> list[str]:
+    """Return a line about a setting that is allowed and does not do what its name promises, if a run has one."""
+    terms = [run.config.algorithm.kl for run in runs]
+    if any(kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1" for kl in terms):
+        return [
+            "note: with algorithm.kl.place=loss, estimator=k1 has an expected gradient of 0 on policy: it only "
+            "adds noise; choose k2 or k3, or place=reward"
+        ]
+    return []
+
+
 def _relations(config: RunConfig) -> None:
     """Raise ConfigError for fields of the suite's own groups that do not fit each other."""
     routing = config.routing
@@ -27,8 +43,8 @@ def _relations(config: RunConfig) -> None:
         exact = config.engine.get("_target_", "").endswith(".Exact") and config.precision == "fp32"
         if not exact or routing.replay in ("pr2", "lagged"):
             raise ConfigError(
-                "savings.reuse_sampler_logprobs requires a sampler equal to the trainer: engine=exact, precision=fp32, and "
-                "neither routing=pr2 nor routing=lagged"
+                "savings.reuse_sampler_logprobs requires a sampler equal to the trainer: engine=exact, precision=fp32, "
+                "and neither routing=pr2 nor routing=lagged"
             )
     if config.checkpoint_keep is not None and config.checkpoint_keep > config.updates:
         raise ConfigError(f"checkpoint_keep={config.checkpoint_keep}: the run has {config.updates} updates; lower it")

@@ -97,7 +97,7 @@ class Trainer:
                 diverged_at_update = update
                 break
 
-        if step % self.config.evaluation.every == 0 or step == self.config.rollouts:
+        if step % self.config.in_rollouts(self.config.evaluation.every) == 0 or step == self.config.rollouts:
             try:
                 with clock("evaluation_seconds"):
                     rows.add_evaluations(self.evaluate(step))
@@ -145,7 +145,7 @@ class Trainer:
     def _best_scores(self, responses: int, decoding: Decoding) -> Tensor:
         """The highest score of ``responses`` to each of the first prompts; as many rows at once as a rollout has."""
         rollout, texts = self.config.rollout, self._held_out[: self.config.evaluation.pass_prompts]
-        at_once = max(1, rollout.prompts * rollout.responses // responses)
+        at_once = max(1, self.config.prompts * rollout.responses // responses)
         best = [
             self._respond("evaluation_pass", texts[first : first + at_once], responses, decoding, first)
             .scores_B.view(-1, responses)
@@ -256,7 +256,7 @@ class Trainer:
         """Return the probe that measures after each update of this step, or None, and the rollout's measurements."""
         if not self._measures:
             return None, Measured({}, {}, {})
-        every, since_start, probe = self.config.probe.every, None, None
+        every, since_start, probe = self.config.in_rollouts(self.config.probe.every), None, None
         precision, temperature = self.config.precision, self.config.rollout.temperature
         replay = Measured({}, {}, {})
         if step % every == 1 % every:
