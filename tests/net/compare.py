@@ -15,7 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import mapping
 import pandas as pd
+
+from steadymoe.bench.runs.identity import flatten
 
 BASE = "75f16656"
 HERE = Path(__file__).parent
@@ -26,8 +29,10 @@ TIMING = ("_seconds", "_per_second")
 EXPERIMENTS = json.loads((HERE / "experiments.json").read_text())
 # Config fields and tables that left.
 GONE = {"start_from", "weight_noise", "probe.largest", "checkpoint_keep", "audit.*", "tuning.*", "tails"}
-# Config fields that came, each with a default that no hash has.
-NEW = {"cold_start.aux_loss_per_layer", "routing.aux_loss_per_layer"}
+
+
+# Their updates or evaluations were counted in rollouts of several lengths: they were recorded again.
+COUNTED_ANEW = ("drift", "staleness")
 
 
 def in_tree(tree: Path, place: Path, *words: str) -> Any:
@@ -67,21 +72,20 @@ def compare_runs(trees: dict[str, Path], place: Path) -> list[str]:
 
 
 def compare_configs(trees: dict[str, Path], place: Path) -> list[str]:
-    """Compare the plain config of the first run of each experiment that stays, and the hashes of all."""
+    """Compare the config of every run of each experiment that stays, mapped to the keys of today."""
     names = {"base": EXPERIMENTS, "here": EXPERIMENTS.values()}
     made = {name: in_tree(tree, place / name, "configs", *names[name]) for name, tree in trees.items()}
     apart = []
     for experiment, renamed in EXPERIMENTS.items():
         old, new = made["base"][experiment], made["here"][renamed]
-        if old["hashes"] != new["hashes"]:
-            apart.append(f"{experiment}: {len(old['hashes'])} runs, {len(new['hashes'])} here, or other hashes")
-        for key in sorted(old["first"].keys() | new["first"].keys()):
-            before, after = (each["first"].get(key, "absent") for each in (old, new))
-            is_new = before == "absent" and key in NEW
-            if key == "experiment_name":
-                before = EXPERIMENTS.get(before, before)
-            if before != after and not is_new and not (is_gone(key) and after == "absent"):
-                apart.append(f"{experiment}: {key}: {before} -> {after}")
+        if len(old) != len(new):
+            apart.append(f"{experiment}: {len(old)} runs, {len(new)} here")
+        if experiment in COUNTED_ANEW:
+            continue
+        before = [flatten(mapping.convert(plain) | {"experiment_name": renamed, "checkpoint_every": 80}) for plain in old]
+        flats = [{json.dumps(flat, sort_keys=True) for flat in each} for each in (before, map(flatten, new))]
+        apart += [f"{experiment}: only at {BASE}: {flat}" for flat in sorted(flats[0] - flats[1])]
+        apart += [f"{experiment}: only here: {flat}" for flat in sorted(flats[1] - flats[0])]
     return apart
 
 

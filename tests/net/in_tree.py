@@ -14,11 +14,15 @@ from typing import Any
 SMALL = [
     *("model=micro", "model.config.num_hidden_layers=2", "model.config.hidden_size=32"),
     *("task=chain", "task.min_operands=2", "task.max_operands=3", "task.modulus=3"),
-    *("rollout.prompts=4", "rollout.responses=8", "optimizer.learning_rate=1e-3", "updates_per_rollout=2", "steps=6"),
-    *("evaluation.every=2", "evaluation.prompts=8", "probe.responses=4", "probe.every=2", "cold_start.accuracy_low=0"),
+    *("rollout.responses=8", "optimizer.learning_rate=1e-3", "updates_per_rollout=2"),
+    *("evaluation.prompts=8", "probe.responses=4", "cold_start.accuracy_low=0"),
     *("cold_start.accuracy_high=1", "cold_start.check_every=40", "cold_start.batch_size=32"),
     *("cold_start.learning_rate=1e-2", "cold_start.check_prompts=4"),
 ]
+COUNTS = {
+    True: ["minibatch_prompts=2", "updates=12", "evaluation.every=4", "probe.every=4"],
+    False: ["rollout.prompts=4", "steps=6", "evaluation.every=2", "probe.every=2"],
+}
 RUNS = {
     "plain": [],
     "r2": ["routing=r2"],
@@ -31,8 +35,10 @@ RUNS = {
 def runs(folder: str) -> dict[str, Any]:
     """Make the five small runs below ``folder``; return the hash of their final weights and their tables' places."""
     from steadymoe import bench
+    from steadymoe.bench.schema import RunConfig
     from steadymoe.bench.training.trainer import Trainer
 
+    counts = COUNTS[hasattr(RunConfig, "rollouts")]
     last: list[Trainer] = []
     step = Trainer.step
 
@@ -43,7 +49,7 @@ def runs(folder: str) -> dict[str, Any]:
     Trainer.step = remembered  # type: ignore[method-assign]
     made = {}
     for name, words in RUNS.items():
-        (planned,) = bench.plan(*SMALL, *words, f"results_dir={folder}", f"experiment_name={name}")
+        (planned,) = bench.plan(*SMALL, *counts, *words, f"results_dir={folder}", f"experiment_name={name}")
         status = bench.run(planned)
         digest = hashlib.sha256()
         for key, value in sorted(last[0].learner.model.state_dict().items()):
@@ -54,16 +60,10 @@ def runs(folder: str) -> dict[str, Any]:
 
 
 def configs(*names: str) -> dict[str, Any]:
-    """Return the config of the first run of each experiment, by dotted keys, and the hash of every run."""
+    """Return the config of every run of each experiment."""
     from steadymoe import bench
-    from steadymoe.bench.runs.identity import flatten
 
-    made = {}
-    for name in names:
-        planned = bench.plan(f"experiment={name}")
-        flat = flatten(planned[0].plain)
-        made[name] = {"hashes": [run.config_hash for run in planned], "first": {k: flat[k] for k in sorted(flat)}}
-    return made
+    return {name: [run.plain for run in bench.plan(f"experiment={name}")] for name in names}
 
 
 def inputs(file: str) -> dict[str, Any]:
