@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.runs import compose, provenance, record
+from steadymoe.bench.runs import compose, provenance, run_folder
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.runs.identity import flatten
-from steadymoe.bench.runs.record import States
+from steadymoe.bench.runs.run_folder import States
 from steadymoe.bench.support.text import shortened
 
 # The settings that decide the time of a step. Losses cost little next to a forward, so an algorithm counts only with
@@ -22,7 +22,7 @@ _ACTIONS = {
     "damaged": "damaged (rerun; the old files are kept)",
     "interrupted": "interrupted (resume)",
     "running": "running in another process (skipped)",
-    **{status: f"{status} (skipped)" for status in record.ENDED},
+    **{status: f"{status} (skipped)" for status in run_folder.ENDED},
 }
 
 
@@ -32,7 +32,7 @@ def lines(runs: Sequence[Run], states: States, skipped: int, processes: int | No
     ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
     """
-    to_make = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
+    to_make = [run for run in runs if states[run.folder].status not in (*run_folder.ENDED, "running")]
     first = summary([states[run.folder] for run in runs], skipped)
     if not to_make:
         return [first]
@@ -40,7 +40,7 @@ def lines(runs: Sequence[Run], states: States, skipped: int, processes: int | No
     return [first, _minutes(to_make, states, processes), *_cold_starts(to_make), unchecked, *shortened(_plan(to_make))]
 
 
-def summary(states: Sequence[record.State], skipped: int = 0) -> str:
+def summary(states: Sequence[run_folder.State], skipped: int = 0) -> str:
     """Return how many runs there are, and what a command does about them."""
     counts = Counter(state.status for state in states)
     parts = [f"{counts[status]} {_ACTIONS[status]}" for status in sorted(counts)]
@@ -88,9 +88,9 @@ def _paces(results: Path) -> dict[str, list[float]]:
     """Return ``_cost`` of a config → seconds per step of its runs that ended on this kind of processor."""
     paces: dict[str, list[float]] = {}
     for path in (results / "runs").glob("**/run.json"):
-        facts = record.known(path.parent)
+        facts = run_folder.known(path.parent)
         pace = (facts.get("progress") or {}).get("seconds_per_step")
-        is_ours = facts.get("status") in record.ENDED and facts["machine"]["cpu"] == provenance.processor()
+        is_ours = facts.get("status") in run_folder.ENDED and facts["machine"]["cpu"] == provenance.processor()
         if is_ours and isinstance(pace, float):
             paces.setdefault(_cost(facts["config"]), []).append(pace)
     return paces

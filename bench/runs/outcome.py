@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steadymoe.bench.runs import compose, record
+from steadymoe.bench.runs import compose, record, run_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,7 @@ _KL = ("replay_kl", "replay_kl_free", "replay_kl_shifted")
 _READ = ("reward", "grad_norm", "replay_share", *_KL)
 
 
-def lines(runs: Sequence[compose.Run], states: Mapping[Path, record.State]) -> list[str]:
+def lines(runs: Sequence[compose.Run], states: Mapping[Path, run_folder.State]) -> list[str]:
     """Return a line for each run that collapsed or diverged, with reason and step, and for each of its ``findings``."""
     said = []
     for label, run in zip(compose.labels(runs), runs, strict=True):
@@ -59,7 +59,7 @@ def judged(run: Mapping[str, Any]) -> str:
     """Return what the rule of collapse says of a row of ``collapse.judged``."""
     if run["collapsed_step"] > 0:
         how = {"reason": run["collapsed_reason"], "step": int(run["collapsed_step"])}
-        return f"{record.ended(how)} ({reason(how)})"
+        return f"{run_folder.final_status(how)} ({reason(how)})"
     if run["falling_since"] > 0:
         return f"falling since step {run['falling_since']:.0f}"
     return f"no collapse up to step {run['judged_until']:.0f}" if run["judged_until"] > 0 else "not judged"
@@ -86,14 +86,6 @@ def misaligned(steps: "pd.DataFrame") -> str | None:
             f"routes and {shifted:.2g} with routes shifted by a token"
         )
     return ", ".join(found) or None
-
-
-def misaligned_run(folder: Path) -> str | None:
-    """Return ``misaligned`` of the run in a folder; None if its table cannot be read."""
-    try:
-        return misaligned(record.read_table(folder, "steps"))
-    except (OSError, ValueError):
-        return None
 
 
 def silent(steps: "pd.DataFrame") -> str | None:
