@@ -11,8 +11,7 @@ from steadymoe.bench.runs.identity import flatten
 from steadymoe.bench.runs.run_folder import States
 from steadymoe.bench.support.text import shortened
 
-# The settings that decide the time of a step. Losses cost little next to a forward, so an algorithm counts only with
-# its ``sampling``.
+# What decides the time of a step. Losses cost little next to a forward: of an algorithm, only ``sampling`` counts.
 _COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
 _COSTS += ["updates_per_rollout", "device", "precision", "experts", "threads", "measure", "microbatch"]
 # Status → what the command does about such runs.
@@ -65,9 +64,7 @@ def _minutes(runs: Sequence[Run], states: States, processes: int | None) -> str:
     for run in runs:
         alike = paces.get(_cost(run.plain))
         if alike is None:
-            return (
-                f"time: unknown; no run with the settings of {run.folder.parent} has finished here on this kind of CPU"
-            )
+            return f"time: unknown; no run like those in {run.folder.parent} has finished here on this kind of CPU"
         state = states[run.folder]
         done = (state.facts.get("progress") or {}).get("step", 0) if state.status == "interrupted" else 0
         seconds += (run.config.steps - done) * sum(alike) / len(alike)
@@ -98,5 +95,6 @@ def _paces(results: Path) -> dict[str, list[float]]:
 
 def _cost(plain: Mapping[str, Any]) -> str:
     """Return the numbers of a config, planned or recorded, that decide the time of a step."""
-    numbers = flatten({"sampling": plain["algorithm"].get("sampling")} | {key: plain.get(key) for key in _COSTS})
+    algorithm = plain.get("algorithm") or {}  # other trainers have none
+    numbers = flatten({key: plain.get(key) for key in _COSTS} | {"sampling": algorithm.get("sampling")})
     return repr(sorted((key, str(value)) for key, value in numbers.items() if value is not None))

@@ -5,22 +5,14 @@ A run's ``run.json`` may come from another machine or trainer, so it is checked 
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from filelock import FileLock, Timeout
-from pydantic import (
-    AliasPath,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AliasPath, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from steadymoe.bench.runs import identity, provenance
 from steadymoe.bench.statistics.collapse import Rule
@@ -43,10 +35,8 @@ _MAX_NAME, MAX_TEXT = 1000, 10**5
 
 _Name = Annotated[StrictStr, Field(max_length=_MAX_NAME)]
 _Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
-_CountOrZero = Annotated[StrictInt, Field(ge=0, le=MAX_COUNT)]
 _Size = Annotated[StrictInt, Field(ge=0, le=2**63 - 1)]
 _Number = Annotated[StrictFloat, Field(ge=0, le=1e12)]
-_Signed = Annotated[StrictFloat, Field(ge=-1e12, le=1e12)]
 _Object = dict[str, Any]
 
 
@@ -58,7 +48,7 @@ def _at(place: str) -> Any:
 @dataclass(frozen=True)
 class _Revision:
     commit: StrictStr
-    changed: StrictBool
+    changed: bool
 
 
 @dataclass(frozen=True)
@@ -95,23 +85,19 @@ class _Facts:
     machine: _Object
     cpu: Annotated[StrictStr, _at("machine.cpu")]
     revision: _Revision | None
-    # How it went
     wall_seconds: _Number
     error: StrictStr | None = None
     tables: _Object | None = None
     tokens: _Size | None = None
     progress: _Object | None = None
-    step: Annotated[_CountOrZero | None, _at("progress.step")] = None
-    steps_planned: Annotated[_CountOrZero | None, _at("progress.steps")] = None
+    step: Annotated[_Size | None, _at("progress.step")] = None
     seconds_per_step: Annotated[_Number | None, _at("progress.seconds_per_step")] = None
     diverged: _End | None
-    # The model
     parameters: _Size | None = None
     active_parameters: _Size | None = None
-    moe_layers: _CountOrZero | None = None
-    experts: _CountOrZero | None = None
-    top_k: _CountOrZero | None = None
-    # The config
+    moe_layers: _Size | None = None
+    experts: _Size | None = None
+    top_k: _Size | None = None
     steps: Annotated[_Count, _at("config.steps")]
     updates_per_rollout: Annotated[_Count, _at("config.updates_per_rollout")]
     prompts: Annotated[_Count, _at("config.rollout.prompts")]
@@ -119,7 +105,7 @@ class _Facts:
     device: Annotated[StrictStr, _at("config.device")]
     learning_rate: Annotated[_Number, _at("config.optimizer.learning_rate")]
     engine_config: Annotated[_Object, _at("config.engine")]
-    strength: Annotated[_Signed | None, _at("config.engine.strength")] = None
+    strength: Annotated[StrictFloat | None, Field(ge=-1e12, le=1e12), _at("config.engine.strength")] = None
     back_end: Annotated[StrictStr | None, _at("config.experts")] = None
     collapse: Annotated[_Object | None, _at("config.collapse")] = None
 
@@ -188,10 +174,8 @@ def _is_bounded(value: Any) -> bool:
 
 def rule(numbers: Mapping[str, Any]) -> Rule | None:
     """Return the rule of collapse with these numbers; None for unknown keys or numbers out of bounds."""
-    is_rule = numbers.keys() <= {field.name for field in fields(Rule)} and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
-        for value in numbers.values()
-    )
+    is_known = numbers.keys() <= {field.name for field in fields(Rule)}
+    is_rule = is_known and all(type(value) in (int, float) and 0 <= value <= MAX_COUNT for value in numbers.values())
     return Rule(**numbers) if is_rule else None
 
 
@@ -251,10 +235,10 @@ def read_states(folders: Iterable[Path]) -> dict[Path, State]:
     A run belongs where its facts say: a copy would count as a further seed.
     """
     states = {folder: read_state(folder) for folder in folders}
+    places = {folder: _place(state.facts) for folder, state in states.items() if state.facts}
     first: dict[tuple[str, ...], Path] = {}
-    for folder in sorted(states, key=lambda folder: (not _is_at_its_place(folder, states[folder].facts), folder)):
-        facts = states[folder].facts
-        if facts and (original := first.setdefault(_place(facts), folder)) != folder:
+    for folder in sorted(places, key=lambda run: (run.parts[-len(places[run]) :] != places[run], run)):
+        if (original := first.setdefault(places[folder], folder)) != folder:
             states[folder] = State("damaged", {}, f"it is a copy of the run in {original}")
     return states
 
@@ -263,10 +247,6 @@ def _place(facts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the folders in which a run is recorded."""
     names = (facts[key] for key in ("experiment", "algorithm", "model", "task", "axes_name"))
     return (*filter(None, names), f"seed={facts['seed']}")
-
-
-def _is_at_its_place(folder: Path, facts: Mapping[str, Any]) -> bool:
-    return bool(facts) and folder.parts[-len(_place(facts)) :] == _place(facts)
 
 
 def _damaged_table(folder: Path, facts: Mapping[str, Any]) -> str | None:
@@ -332,11 +312,9 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
     Raises ConfigError if it holds a run of another config or, without ``may_redo``, a run that other code has ended.
     """
     state = read_state(run.folder)
-    if state.facts and state.facts["config_hash"] != run.config_hash:
+    if (other := _other_config(run, state)) is not None:
         raise ConfigError(
-            f"{run.folder} holds results of another config (status {state.facts['status']}; "
-            f"{identity.difference(state.facts['config'], run.plain)}); choose another experiment_name, or remove that "
-            "folder"
+            f"{run.folder} holds results of {other}; choose another experiment_name, or remove that folder"
         )
     if state.has_ended and not may_redo and (code := provenance.difference(state.facts).code) is not None:
         raise ConfigError(f"{run.folder} was made with {code}; add --redo, or choose another experiment_name")
@@ -366,12 +344,16 @@ def stale(run: "Run") -> str | None:
     Another config is a reason too: only ``steadymoe score`` redoes such a run.
     """
     state = read_state(run.folder)
-    if state.facts and state.facts["config_hash"] != run.config_hash:
-        return f"another config ({identity.difference(state.facts['config'], run.plain)})"
-    if not state.has_ended:
-        return None
+    if (other := _other_config(run, state)) is not None or not state.has_ended:
+        return other
     lacking = f"the weights of step {run.config.checkpoint_keep} were not kept" if _lacks_weights(run) else None
     return provenance.difference(state.facts).stale or lacking
+
+
+def _other_config(run: "Run", state: State) -> str | None:
+    if not state.facts or state.facts["config_hash"] == run.config_hash:
+        return None
+    return f"another config ({identity.difference(state.facts['config'], run.plain)})"
 
 
 def _lacks_weights(run: "Run") -> bool:
@@ -385,30 +367,24 @@ def redo(runs: Sequence["Run"]) -> list[str]:
     No command reads the place where they go.
     """
     lines = []
-    for run in runs:
-        if (why := stale(run)) is None:
-            continue
-        try:
-            with hold(run.folder):
-                if stale(run) == why:  # False if another process has begun it again meanwhile
-                    place = move_away(run.folder, Path(run.config.results_dir), "replaced")
-                    lines.append(f"rerunning {run.folder} ({why}); the old run is in {place}")
-        except Timeout:
-            continue
+    for run, why in [(run, why) for run in runs if (why := stale(run)) is not None]:
+        with suppress(Timeout), hold(run.folder):
+            if stale(run) == why:  # False if another process has begun it again meanwhile
+                place = move_away(run.folder, Path(run.config.results_dir), "replaced")
+                lines.append(f"rerunning {run.folder} ({why}); the old run is in {place}")
     return lines
 
 
 def move_away(folder: Path, results: Path, where: str) -> Path:
     """Move the content of ``folder``, except its lock, to a new folder below ``results/where``; return that folder."""
     below = folder.relative_to(results.absolute() / "runs")
-    number, place = 1, regular_files.folder(results.absolute(), where, *below.parts)
-    while (place / str(number)).exists():
-        number += 1
-    (place / str(number)).mkdir()
+    copies = regular_files.folder(results.absolute(), where, *below.parts)
+    place = next(place for number in count(1) if not (place := copies / str(number)).exists())
+    place.mkdir()
     for path in sorted(folder.iterdir(), key=lambda path: path.name != "run.json"):  # without it the rest is no run
         if path.name != ".lock":
-            path.replace(place / str(number) / path.name)
-    return place / str(number)
+            path.replace(place / path.name)
+    return place
 
 
 # Plans of experiments: they show runs that never began, too

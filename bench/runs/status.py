@@ -3,11 +3,14 @@
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from steadymoe.bench.runs import provenance, run_folder
+from steadymoe.bench.runs.run_folder import State, States
 from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
@@ -35,7 +38,7 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def states_of(folder: Path) -> dict[Path, run_folder.State]:
+def states_of(folder: Path) -> dict[Path, State]:
     """Return run folder → state for every run of an experiment, planned runs without a folder included."""
     recorded = {path.parent for path in folder.glob("**/run.json")}
     planned = {folder / name for name in run_folder.planned(folder)[0]}
@@ -54,7 +57,7 @@ def lines(results: Path) -> list[str]:
         plan, why = run_folder.planned(folder)
         if why is not None:
             lines.append(
-                f"{visible(folder.name)}: {visible(why)}; the next run replaces it; unstarted runs cannot be listed"
+                f"{visible(folder.name)}: {visible(why)}; unstarted runs are not listed; the next run replaces it"
             )
         if states := states_of(folder):
             lines += _experiment_lines(folder, states, plan)
@@ -68,62 +71,58 @@ class _Row:
     what: str
     run: Path
     why: str | None
-    advice: str | None = None
+    rerun: str | None = None
 
     def lines(self, experiment: Path) -> list[str]:
         why = f" ({visible(self.why)})" if self.why else ""
         first = f"  {self.what}: {visible(self.run.relative_to(experiment.parent))}{why}"
-        return [first, f"    {self.advice}"] if self.advice else [first]
+        return [first] if self.rerun is None else [first, f"    {_shown('rerun', self.rerun, experiment)}"]
 
 
-def _experiment_lines(folder: Path, states: run_folder.States, plan: Mapping[str, str]) -> list[str]:
-    """Return the lines on one experiment: how many runs, how to resume its sweeps, and each run with a problem."""
-    to_do = {run: state for run, state in states.items() if state.status in _TO_DO}
+def _experiment_lines(folder: Path, states: States, plan: Mapping[str, str]) -> list[str]:
+    """Return the lines on one experiment: its counts, how to resume its sweeps, and its ``_Row``s."""
+    commands = {run: plan.get(str(run.relative_to(folder))) for run in states}
+    to_do = [run for run, state in states.items() if state.status in _TO_DO]
+    sweeps = {command: n for command, n in Counter(commands[run] for run in to_do).items() if command and n > 1}
     differences = {run: provenance.difference(state.facts) for run, state in states.items() if state.has_ended}
-    stale = {run: difference.stale for run, difference in differences.items() if difference.stale}
-    commands = {
-        run: state.facts.get("command") or plan.get(str(run.relative_to(folder))) for run, state in states.items()
-    }
-    times = Counter(plan[name] for name in (str(run.relative_to(folder)) for run in to_do) if name in plan)
-    sweeps = {command: n for command, n in times.items() if n > 1}
-
-    rows = []
-    for run, state in to_do.items():
-        command, error = commands[run], str(state.facts.get("error") or "").strip().splitlines()[-1:]
-        if state.status == "missing" and command in sweeps:
-            continue  # counted, and made by the sweep's command
-        advice = f"no known command reproduces it; you can remove it: {visible(run)}"
-        if command is not None:
-            advice = "" if command in sweeps else _shown("rerun", command, folder)
-        why = "".join(error) if state.status == "failed" else state.damage
-        rows.append(_Row(_SHOWN.get(state.status, state.status), run, why, advice))
-    for run, why in stale.items():
-        rows.append(_Row("stale", run, why, _shown("rerun", f"{commands[run]} --redo", folder)))
-    rows += [_Row("replay is misaligned", run, fault) for run in differences if (fault := _fault(run, states[run]))]
+    unknown = Counter(found.unknown for found in differences.values() if found.unknown and not found.stale)
+    stale = sum(found.stale is not None for found in differences.values())
 
     counts = Counter(state.status for state in states.values())
     summary = [f"{counts[name]} {_SHOWN.get(name, name)}" for name in sorted(counts)]
-    summary += [f"{len(stale)} stale"] if stale else []
+    summary += [f"{stale} stale"] if stale else []
     lines = [f"{visible(folder.name)}: {', '.join(summary)}"]
     for command, n in sweeps.items():
         which = "all" if n == len(to_do) else f"{n} of"
         lines.append(f"  {_shown(f'resume {which} {len(to_do)}', command, folder)}")
-    lines += [line for row in rows for line in row.lines(folder)]
-    unknown = Counter(difference.unknown for run, difference in differences.items() if run not in stale)
-    lines += [f"  finished, their code cannot be compared: {n} ({visible(why)})" for why, n in unknown.items() if why]
-    return lines
+    rows = [_unfinished(run, states[run], commands[run], sweeps) for run in to_do]
+    rows += [row for run, found in differences.items() for row in _ended(run, states[run].facts, found)]
+    lines += [line for row in rows if row is not None for line in row.lines(folder)]
+    return lines + [f"  finished, their code cannot be compared: {n} ({visible(why)})" for why, n in unknown.items()]
 
 
-def _fault(run: Path, state: run_folder.State) -> str | None:
-    """Return why the replay of an ended run is misaligned; None if it is not, or if its table cannot be read."""
-    if state.facts["routing"] in ("off", "freeze"):
+def _unfinished(run: Path, state: State, planned: str | None, sweeps: Container[str]) -> _Row | None:
+    """Return the row of a run that its command can still make; None if ``sweeps``, listed before, count it."""
+    command = state.facts.get("command") or planned
+    if command in sweeps and state.status == "missing":
         return None
-    from steadymoe.bench.runs import outcome, record  # tables, which no other line needs
+    error = str(state.facts.get("error") or "").strip().splitlines()[-1:] if state.status == "failed" else []
+    whys = [*error, *filter(None, [state.damage])]
+    whys += ["no known command reproduces it; you can remove it"] if command is None else []
+    return _Row(_SHOWN.get(state.status, state.status), run, "; ".join(whys), None if command in sweeps else command)
 
-    try:
-        return outcome.misaligned(record.read_table(run, "steps"))
-    except (OSError, ValueError):
-        return None
+
+def _ended(run: Path, facts: Mapping[str, Any], difference: provenance.Difference) -> Iterator[_Row]:
+    """Yield rows on an ended run that is stale, or whose replay is misaligned."""
+    if difference.stale is not None:
+        yield _Row("stale", run, difference.stale, f"{facts['command']} --redo")
+    if facts["routing"] in ("off", "freeze"):
+        return
+    from steadymoe.bench.runs import outcome, record  # tables, which no other row needs
+
+    with suppress(OSError, ValueError):  # another command names a table that cannot be read
+        if (fault := outcome.misaligned(record.read_table(run, "steps"))) is not None:
+            yield _Row("replay is misaligned", run, fault)
 
 
 def _shown(what: str, command: str, experiment: Path) -> str:
