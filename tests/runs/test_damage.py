@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from fixtures import RECORDED, Said
 from small_runs import SMALL, assert_same, interrupt, planned
@@ -215,6 +214,14 @@ def test_status_of_an_unlockable_folder_comes_from_its_run_json(
 
     monkeypatch.setattr(run_folder.FileLock, "acquire", refuses)
     assert run_folder.read_state(folder).status == "running"
+
+
+def test_run_json_without_permission_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_: Path) -> None:  # root may read anything
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(regular_files, "read_json", refuses)
+    assert "Permission denied" in str(run_folder.read_state(tmp_path).damage)
 
 
 def test_retry_failed_skips_damaged_runs(finished: Path, tmp_path: Path, refused: Said) -> None:
