@@ -179,9 +179,6 @@ def rule(numbers: Mapping[str, Any]) -> Rule | None:
     return Rule(**numbers) if is_rule else None
 
 
-# Status and damage
-
-
 @dataclass(frozen=True)
 class State:
     """A run's folder as it stands."""
@@ -276,9 +273,6 @@ def weights_path(folder: Path, step: int) -> Path:
     return folder / f"weights-{step}.safetensors"
 
 
-# Lock
-
-
 def hold(folder: Path, seconds: float = 0) -> FileLock:
     """Return the folder's lock, for ``with``. Raises filelock.Timeout if another process has it for ``seconds``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -295,9 +289,6 @@ def is_held(folder: Path) -> bool:
             return False
     except (Timeout, OSError):  # OSError: no permission to take the lock, so the recorded status counts
         return True
-
-
-# What is refused, skipped or redone
 
 
 def refuse_others(runs: Sequence["Run"], may_redo: bool = False) -> States:
@@ -334,8 +325,8 @@ def describe(runs: Sequence["Run"], states: States) -> list[str]:
         if lacking := sum(map(_lacks_weights, ended)):
             step = runs[0].config.checkpoint_keep
             lines.append(f"{lacking} of them lack the weights of step {step}; --redo creates them")
-    damages = {run.folder: states[run.folder].damage for run in runs}
-    return lines + [f"rerunning damaged {folder} ({why})" for folder, why in damages.items() if why is not None]
+    damaged = [(run.folder, why) for run in runs if (why := states[run.folder].damage) is not None]
+    return lines + [f"rerunning damaged {folder} ({why})" for folder, why in damaged]
 
 
 def stale(run: "Run") -> str | None:
@@ -385,9 +376,6 @@ def move_away(folder: Path, results: Path, where: str) -> Path:
         if path.name != ".lock":
             path.replace(place / path.name)
     return place
-
-
-# Plans of experiments: they show runs that never began, too
 
 
 def add_to_plan(runs: Sequence["Run"], sweep: str | None = None) -> None:
