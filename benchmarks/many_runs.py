@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadymoe.bench.runs import identity, provenance, record
+from steadymoe.bench.runs import identity, provenance, record, run_folder
 from steadymoe.bench.training import columns
 
 RECORDED = Path(__file__).parents[1] / "tests" / "recorded" / "results" / "runs" / "small"
@@ -48,8 +48,8 @@ def make(results: Path, n: int, seeds: int = 3, repeats: int = 1) -> None:
                 noise = generator.normal(0, 0.05, len(long))
                 long = long.assign(reward=(long["reward"] + noise).clip(0, 1), eval_accuracy=long["eval_accuracy"])
             path = folder / f"{name}.parquet"
-            pq.write_table(pa.Table.from_pandas(long, schema=record._schema(name), preserve_index=False), path)
-            run["tables"][name] = record.checksum(path)
+            pq.write_table(pa.Table.from_pandas(long, schema=record.schema(name), preserve_index=False), path)
+            run["tables"][name] = run_folder.checksum(path)
         (folder / "run.json").write_text(json.dumps(run))
 
 

@@ -31,7 +31,7 @@ from trl.trainer import grpo_trainer
 
 from steadymoe.bench import plan
 from steadymoe.bench.report import archive, report_page
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import execute, record, run_folder
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import numpy_generator
@@ -196,7 +196,7 @@ def compare(results: Path) -> pd.DataFrame:
     """
     folders, rows = {}, []
     for path in (results / "runs" / EXPERIMENT).rglob("run.json"):
-        axes = (record.read_run(path.parent) or {})["axes"]
+        axes = (run_folder.read_run(path.parent) or {})["axes"]
         name = "suite" if "trainer" not in axes else "sharded" if "sharded" in axes else "one process"
         folders[name] = path.parent
     for table in ("steps", "updates", "layers"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from small_runs import SMALL
 
-from steadymoe.bench.runs import compose, record
+from steadymoe.bench.runs import compose, record, run_folder
 
 SWEEP = [*SMALL, "-m", "algorithm=grpo,gspo", "seed=0,1", "experiment_name=small"]
 
@@ -37,7 +37,8 @@ def at_work(runs: list[compose.Run], steps: int = 1) -> list[compose.Run]:
     return [
         each
         for each in runs
-        if record.read_state(each.folder).status == "running" and len(record.read_table(each.folder, "steps")) >= steps
+        if run_folder.read_state(each.folder).status == "running"
+        and len(record.read_table(each.folder, "steps")) >= steps
     ]
 
 

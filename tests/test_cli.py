@@ -21,7 +21,7 @@ from small_runs import SMALL, planned
 from small_sweeps import wait_for
 
 from steadymoe.bench import schema
-from steadymoe.bench.runs import compose, execute, fits, identity, launch, progress, record, validate
+from steadymoe.bench.runs import compose, execute, fits, identity, launch, progress, record, run_folder, validate
 from steadymoe.bench.support import atomic_files, revision
 from steadymoe.models import build
 
@@ -244,7 +244,7 @@ def test_dry_run_prints_runs_and_minutes_and_writes_nothing(
     monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
     execute.execute(ended)
-    facts = record.known(ended.folder)
+    facts = run_folder.known(ended.folder)
     atomic_files.write_json(
         ended.folder / "run.json", facts | {"progress": facts["progress"] | {"seconds_per_step": 100.0}}
     )
@@ -341,7 +341,7 @@ def test_user_code_outside_the_suite_runs_as_documented(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
     (made,) = tmp_path.glob("results/runs/reversal/half_clipped/shallow/reverse/**/run.json")
-    facts = record.known(made.parent)
+    facts = run_folder.known(made.parent)
     assert facts["command"].startswith(f"STEADYMOE_PATH={tmp_path}/mine steadymoe run algorithm=half_clipped")
     assert facts["moe_layers"] == 2
     wrong = run_("algorithm=half_clipped", "algorithm.loss.epsilon_high=0.3")
@@ -485,7 +485,7 @@ def test_settings_hash_ignores_swept_fields() -> None:
 def test_recorded_hashes_are_unchanged() -> None:
     folders = [path.parent for path in RECORDED.glob("**/run.json")]
     assert folders
-    for facts in map(record.known, folders):
+    for facts in map(run_folder.known, folders):
         assert facts["config_hash"] == identity.config_hash(facts["config"])
 
 
@@ -526,5 +526,5 @@ def test_progress_shows_best_reward_and_cold_start(tmp_path: Path, monkeypatch: 
     assert second.endswith("50 updates, accuracy 0.25, 0 needed, about 1:01 of it left")
     shutil.rmtree(made.folder)
     assert execute.execute(made) == "finished"
-    best = record.known(made.folder)["progress"]["best_reward"]
+    best = run_folder.known(made.folder)["progress"]["best_reward"]
     assert best == record.read_table(made.folder, "steps")["reward"].max()

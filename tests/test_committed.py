@@ -6,7 +6,7 @@ import pytest
 from committed import assert_same
 
 from steadymoe.bench.report import archive
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import run_folder
 from steadymoe.bench.support import regular_files
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -42,6 +42,6 @@ def test_committed_archives_match_their_checksums() -> None:
         str(path.parent / name)
         for path in bound
         for name, checksum in regular_files.read_json(path).items()
-        if record.checksum(path.parent / name) != checksum
+        if run_folder.checksum(path.parent / name) != checksum
     ]
     assert changed == []

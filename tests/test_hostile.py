@@ -25,8 +25,8 @@ from rich.console import Console
 from small_runs import SMALL
 
 from steadymoe.bench.report import archive, report_page, write
-from steadymoe.bench.runs import compose, overrides, progress, provenance, record, status
-from steadymoe.bench.runs.lifecycle import Damaged
+from steadymoe.bench.runs import compose, overrides, progress, provenance, run_folder, status
+from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import text
 from steadymoe.bench.training import samples
@@ -249,7 +249,7 @@ def test_odd_values_in_run_json_do_not_crash_status_or_report(results: Path) -> 
     taken = 0
     for place, value in cases[:600]:
         path.write_text(json.dumps(with_value(facts, place, value)))
-        state = record.read_state(path.parent)
+        state = run_folder.read_state(path.parent)
         assert (state.damage or "").count("\n") == 0
         if state.status != "damaged" and (taken := taken + 1) <= 20 and place != ("status",):
             assert status.lines(results)[0].startswith("small: ")
@@ -286,7 +286,7 @@ def test_odd_run_json_is_reported_as_damaged(place: tuple[str, ...], value: Any,
 def with_checksums(folder: Path) -> None:
     """Let ``run.json`` say that the tables are whole."""
     facts = json.loads((folder / "run.json").read_text())
-    facts["tables"] = {path.stem: record.checksum(path) for path in folder.glob("*.parquet")}
+    facts["tables"] = {path.stem: run_folder.checksum(path) for path in folder.glob("*.parquet")}
     (folder / "run.json").write_text(json.dumps(facts))
 
 

@@ -18,7 +18,7 @@ from steadymoe import bench
 from steadymoe.bench import schema
 from steadymoe.bench.report.figures import CannotDraw
 from steadymoe.bench.report.report_page import NothingToReport
-from steadymoe.bench.runs import compose, lifecycle, record
+from steadymoe.bench.runs import compose, record, run_folder
 from steadymoe.bench.schema import ConfigError
 from steadymoe.models import build
 
@@ -51,7 +51,7 @@ def test_documented_script_trains_reads_and_draws(done: tuple[Path, dict], monke
     runs, steps = names["tables"]["runs"], names["tables"]["steps"]
     assert runs[["arm", "seed", "status"]].to_numpy().tolist() == [["grpo", 0, "finished"], ["gspo", 0, "finished"]]
     assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms"}
-    asked, _ = lifecycle.planned(experiment := Path("results/runs/first"))
+    asked, _ = run_folder.planned(experiment := Path("results/runs/first"))
     assert sorted(asked) == sorted(str(Path(each).relative_to(experiment)) for each in runs["folder"])
     for name in ("steps", "evaluations", "histograms"):
         assert {"arm", "seed"} <= set(names["tables"][name]), name

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.report import archive, report_page, tables
-from steadymoe.bench.runs import compose, dry, identity, provenance, record, status
+from steadymoe.bench.runs import compose, dry, identity, provenance, run_folder, status
 from steadymoe.bench.support import regular_files, source
 
 FEW, MANY = 10, 60
@@ -86,7 +86,7 @@ def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: C
 
     def looked_at(n: int) -> None:
         runs = compose.plan([*words, f"seed=range({n})"], True)
-        dry.lines(runs, {run.folder: record.read_state(run.folder) for run in runs}, 0, 1)
+        dry.lines(runs, {run.folder: run_folder.read_state(run.folder) for run in runs}, 0, 1)
 
     counted = [calls.during(lambda n=n: looked_at(n)) for n in (5, 30)]
     assert counted[0] == counted[1]

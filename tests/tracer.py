@@ -16,7 +16,7 @@ from steadymoe.bench.training import trainer
 
 ROOT = Path(__file__).parents[1]
 # What is small here shortens the run before, whose cold start is cached.
-WORDS = ("model=micro", "algorithm=gspo", "steps=1", "experiment_name=traced", "rollout.prompts=8")
+WORDS = ("model=micro", "algorithm=gspo", "updates=8", "experiment_name=traced", "minibatch_prompts=1")
 WORDS += ("evaluation.prompts=8", "evaluation.pass_k=0", "cold_start.check_every=1", "cold_start.check_prompts=4")
 WORDS += ("cold_start.accuracy_low=0", "cold_start.accuracy_high=1")
 

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from steadymoe.bench.runs import lifecycle, record
+from steadymoe.bench.runs import record, run_folder
 from steadymoe.bench.runs.identity import NO_NUMBERS, flatten, settings_hash, shortener
-from steadymoe.bench.runs.lifecycle import Damaged
+from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
@@ -68,7 +68,7 @@ _UNIQUE = {
     "histograms": ["arm", "seed", "metric", "bin"],
 }
 # Counts, which are neither missing nor beyond these bounds.
-_COUNTS = {"seed": 2**63 - 1, **dict.fromkeys(("steps", "updates_per_rollout", "step", "bin"), record.MAX_COUNT)}
+_COUNTS = {"seed": 2**63 - 1, **dict.fromkeys(("steps", "updates_per_rollout", "step", "bin"), run_folder.MAX_COUNT)}
 
 
 def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.DataFrame]:
@@ -172,7 +172,7 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
 
 def bind(folder: Path) -> Path:
     """Write the checksums of an archive's tables, which belong together, and return the file."""
-    checksums = {path.name: record.checksum(path) for path in sorted(folder.glob("*.parquet"))}
+    checksums = {path.name: run_folder.checksum(path) for path in sorted(folder.glob("*.parquet"))}
     atomic_files.write_json(folder / CHECKSUMS, checksums)
     return folder / CHECKSUMS
 
@@ -181,7 +181,7 @@ def _refuse_mixed(folder: Path, checksums: Mapping[str, Any]) -> None:
     """Raise Damaged if a table of an archive is not the one of its checksums."""
     for name, checksum in checksums.items():
         try:
-            is_whole = Path(name).name == name and record.checksum(folder / name) == checksum
+            is_whole = Path(name).name == name and run_folder.checksum(folder / name) == checksum
         except OSError as error:
             raise Damaged(f"{folder / name} cannot be read: {error}") from error
         if not is_whole:
@@ -193,7 +193,7 @@ def _refuse_mixed(folder: Path, checksums: Mapping[str, Any]) -> None:
 
 def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     """Return the tables of an archive. Raises Damaged unless they are complete and match their checksums."""
-    if (checksums := lifecycle.read(folder / CHECKSUMS, {})) is None:
+    if (checksums := run_folder.read(folder / CHECKSUMS)) is None:
         raise Damaged(f"{folder} lacks {CHECKSUMS}")
     paths = {name: folder / f"{name}.parquet" for name in _TABLES if f"{name}.parquet" in checksums}
     _refuse_mixed(folder, checksums)
@@ -227,7 +227,7 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
         if name in _UNIQUE and table.duplicated(_UNIQUE[name]).any():
             yield f"{name}: no two rows may have the same {', '.join(_UNIQUE[name])}"
     runs, steps = tables["runs"], tables["steps"]
-    if not set(runs["status"]) <= set(record.ENDED):
+    if not set(runs["status"]) <= set(run_folder.ENDED):
         yield "runs has an unfinished run"
     is_nameless = runs[[*ARM_KEYS, "arm", "origin", "collapse_rule"]].isna().any(axis=None)
     if is_nameless or runs["arm"].str.len().max() > _LONGEST_ARM:
@@ -238,7 +238,7 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     if not _pairs(runs) <= _pairs(steps[steps["metric"] == "reward"]):
         yield "runs has a run without a reward"
     for text in runs["collapse_rule"].unique():
-        if record.rule(_object(text)) is None:
+        if run_folder.rule(_object(text)) is None:
             yield f"runs: {text[:80]!r} is not a collapse rule"
     if not all(_object(text) for text in runs["config"].dropna().unique()):
         yield "runs: config must be JSON"
@@ -335,7 +335,7 @@ def runs(results: Path, experiment: str) -> pd.DataFrame:
 def ended_runs(results: Path, experiment: str) -> pd.DataFrame:
     """Return the rows of ``runs`` that have ended, those of other trainers too."""
     table = runs(results, experiment)
-    return table[table["status"].isin(record.ENDED)]
+    return table[table["status"].isin(run_folder.ENDED)]
 
 
 def none() -> pd.DataFrame:
@@ -351,26 +351,26 @@ def damaged(results: Path, experiment: str) -> dict[Path, str]:
     return {folder: state.damage for folder, state in _states(results, experiment).items() if state.damage is not None}
 
 
-def _states(results: Path, experiment: str) -> dict[Path, record.State]:
+def _states(results: Path, experiment: str) -> dict[Path, run_folder.State]:
     """Return run folder → state; a run that has ended is damaged too if its tables do not hold what it says."""
     place = regular_files.refuse_links(results / "runs", results) / experiment
     folders = [] if place.is_symlink() else sorted(path.parent for path in place.glob("**/run.json"))
-    return {folder: _read_through(folder, state) for folder, state in record.states(folders).items()}
+    return {folder: _read_through(folder, state) for folder, state in run_folder.read_states(folders).items()}
 
 
-def _read_through(folder: Path, state: record.State) -> record.State:
+def _read_through(folder: Path, state: run_folder.State) -> run_folder.State:
     try:
         why = _why_odd(folder, (folder / "run.json").stat().st_mtime_ns) if state.has_ended else None  # written last
     except OSError as error:
         why = str(error)
-    return state if why is None else record.State("damaged", {}, why)
+    return state if why is None else run_folder.State("damaged", {}, why)
 
 
 @lru_cache(maxsize=4096)
 def _why_odd(folder: Path, changed: int) -> str | None:
     """Return why the tables of an ended run are not those of its facts; None if they are."""
     try:
-        record.read_tables(folder, record.read_run(folder) or {})
+        record.read_tables(folder, run_folder.read_run(folder) or {})
     except Damaged as error:
         return str(error)
     return None

@@ -11,8 +11,8 @@ import pandas as pd
 from steadymoe.bench.report import archive, figures, joined, paper, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, style, tolerance
 from steadymoe.bench.report.write import FORMATS
-from steadymoe.bench.runs import outcome, record
-from steadymoe.bench.runs.lifecycle import Damaged
+from steadymoe.bench.runs import outcome, run_folder
+from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, blame, processes, regular_files
 from steadymoe.bench.support.errors import UserError
@@ -315,7 +315,7 @@ def _listed(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each run, with what repeats it."""
     rows: list[Any] = runs.to_dict("records")
     listed = runs[["arm", "seed"]].assign(
-        status=[outcome.judged(run) if run["status"] in record.ENDED else run["status"] for run in rows]
+        status=[outcome.judged(run) if run["status"] in run_folder.ENDED else run["status"] for run in rows]
     )
     listed["seconds"] = runs["wall_seconds"].astype(float).map("{:.0f}".format, na_action="ignore")
     more = {"config_hash": "config", "revision": "code", "machine": "machine", "command": "command"}

@@ -13,16 +13,14 @@ from steadymoe.bench.runs import (
     compose,
     dry,
     launch,
-    lifecycle,
     outcome,
     overrides,
     progress,
-    record,
     run_folder,
     validate,
 )
 from steadymoe.bench.runs.compose import ConfigError, Run
-from steadymoe.bench.runs.record import States
+from steadymoe.bench.runs.run_folder import States
 from steadymoe.bench.support import processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import shortened, visible
@@ -107,17 +105,17 @@ def _failed(runs: Sequence[Run], states: States) -> list[Run]:
     """Return the runs of ``--retry-failed``: failed and ended ones. Raises ConfigError if none has failed."""
     if not any(state.status == "failed" for state in states.values()):
         raise ConfigError(f"--retry-failed: none of {len(runs)} runs has failed; leave the flag out to run the others")
-    return [run for run in runs if states[run.folder].status in (*record.ENDED, "failed")]
+    return [run for run in runs if states[run.folder].status in (*run_folder.ENDED, "failed")]
 
 
 def _states(runs: Sequence[Run]) -> States:
-    return {run.folder: record.read_state(run.folder) for run in runs}
+    return {run.folder: run_folder.read_state(run.folder) for run in runs}
 
 
 def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
     """Add the runs to the plans of their experiments; these are the first files. Raises ConfigError."""
     try:
-        lifecycle.add_to_plan(runs, sweep)
+        run_folder.add_to_plan(runs, sweep)
     except OSError as error:
         raise ConfigError(f"results_dir={runs[0].config.results_dir} cannot be written: {error}") from error
 
@@ -156,7 +154,7 @@ def _outcome(runs: Sequence[Run]) -> int:
     states = _states(runs)
     counts = Counter(state.status for state in states.values())
     _print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), *outcome.lines(runs, states))
-    failed = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
+    failed = [run for run in runs if states[run.folder].status not in (*run_folder.ENDED, "running")]
     for run in failed:
         state = states[run.folder]
         why = state.damage or str(state.facts.get("error") or "")

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.runs import compose, provenance, record
+from steadymoe.bench.runs import compose, provenance, run_folder
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.runs.identity import flatten
-from steadymoe.bench.runs.record import States
+from steadymoe.bench.runs.run_folder import States
 from steadymoe.bench.support.text import shortened
 
-# The settings that decide the time of a step. Losses cost little next to a forward, so an algorithm counts only with
-# its ``sampling``.
+# What decides the time of a step. Losses cost little next to a forward: of an algorithm, only ``sampling`` counts.
 _COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
 _COSTS += ["updates_per_rollout", "device", "precision", "experts", "threads", "measure", "microbatch"]
 # Status → what the command does about such runs.
@@ -22,7 +21,7 @@ _ACTIONS = {
     "damaged": "damaged (rerun; the old files are kept)",
     "interrupted": "interrupted (resume)",
     "running": "running in another process (skipped)",
-    **{status: f"{status} (skipped)" for status in record.ENDED},
+    **{status: f"{status} (skipped)" for status in run_folder.ENDED},
 }
 
 
@@ -32,7 +31,7 @@ def lines(runs: Sequence[Run], states: States, skipped: int, processes: int | No
     ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
     """
-    to_make = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
+    to_make = [run for run in runs if states[run.folder].status not in (*run_folder.ENDED, "running")]
     first = summary([states[run.folder] for run in runs], skipped)
     if not to_make:
         return [first]
@@ -40,7 +39,7 @@ def lines(runs: Sequence[Run], states: States, skipped: int, processes: int | No
     return [first, _minutes(to_make, states, processes), *_cold_starts(to_make), unchecked, *shortened(_plan(to_make))]
 
 
-def summary(states: Sequence[record.State], skipped: int = 0) -> str:
+def summary(states: Sequence[run_folder.State], skipped: int = 0) -> str:
     """Return how many runs there are, and what a command does about them."""
     counts = Counter(state.status for state in states)
     parts = [f"{counts[status]} {_ACTIONS[status]}" for status in sorted(counts)]
@@ -65,9 +64,7 @@ def _minutes(runs: Sequence[Run], states: States, processes: int | None) -> str:
     for run in runs:
         alike = paces.get(_cost(run.plain))
         if alike is None:
-            return (
-                f"time: unknown; no run with the settings of {run.folder.parent} has finished here on this kind of CPU"
-            )
+            return f"time: unknown; no run like those in {run.folder.parent} has finished here on this kind of CPU"
         state = states[run.folder]
         done = (state.facts.get("progress") or {}).get("step", 0) if state.status == "interrupted" else 0
         seconds += (run.config.rollouts - done) * sum(alike) / len(alike)
@@ -88,9 +85,9 @@ def _paces(results: Path) -> dict[str, list[float]]:
     """Return ``_cost`` of a config → seconds per step of its runs that ended on this kind of processor."""
     paces: dict[str, list[float]] = {}
     for path in (results / "runs").glob("**/run.json"):
-        facts = record.known(path.parent)
+        facts = run_folder.known(path.parent)
         pace = (facts.get("progress") or {}).get("seconds_per_step")
-        is_ours = facts.get("status") in record.ENDED and facts["machine"]["cpu"] == provenance.processor()
+        is_ours = facts.get("status") in run_folder.ENDED and facts["machine"]["cpu"] == provenance.processor()
         if is_ours and isinstance(pace, float):
             paces.setdefault(_cost(facts["config"]), []).append(pace)
     return paces
@@ -98,5 +95,6 @@ def _paces(results: Path) -> dict[str, list[float]]:
 
 def _cost(plain: Mapping[str, Any]) -> str:
     """Return the numbers of a config, planned or recorded, that decide the time of a step."""
-    numbers = flatten({"sampling": plain["algorithm"].get("sampling")} | {key: plain.get(key) for key in _COSTS})
+    algorithm = plain.get("algorithm") or {}  # other trainers have none
+    numbers = flatten({key: plain.get(key) for key in _COSTS} | {"sampling": algorithm.get("sampling")})
     return repr(sorted((key, str(value)) for key, value in numbers.items() if value is not None))

@@ -10,7 +10,7 @@ from filelock import Timeout
 from hydra.utils import instantiate
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import compose, identity, loggers, progress, provenance, record
+from steadymoe.bench.runs import compose, identity, loggers, progress, provenance, record, run_folder
 from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.schema import RunConfig
@@ -33,7 +33,7 @@ def execute(run: compose.Run) -> str:
     """
     try:
         with Record(run.folder, _facts(run)) as recorded:
-            state = record.state_of(run)
+            state = run_folder.state_of(run)
             if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
                 return state.status
             if state.damage is not None:
@@ -91,7 +91,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
                 diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
                 break
             if step == config.kept_rollout:  # first: a run that is killed between the two resumes before this step
-                checkpoint.save_weights(record.weights_path(recorded.folder, step), model)
+                checkpoint.save_weights(run_folder.weights_path(recorded.folder, step), model)
             if step % config.in_rollouts(config.checkpoint_every) == 0 and step < config.rollouts:
                 checkpoint.save(recorded.checkpoint, trainer.learner, trainer.sampler, step)
 
@@ -128,14 +128,14 @@ def _resume_from(recorded: Record, keep: int | None) -> int | None:
     """
     if not recorded.checkpoint.exists():
         return None
-    before, step = record.read_run(recorded.folder), checkpoint.step_of(recorded.checkpoint)
+    before, step = run_folder.read_run(recorded.folder), checkpoint.step_of(recorded.checkpoint)
     if before is None or provenance.difference(before, imported=True) != provenance.Difference(None, None, None):
         reason = "the library versions or the code have changed since its checkpoint"
     elif step is None:
         reason = "its checkpoint is damaged"
     elif not recorded.holds(step):
         reason = "rows of steps before its checkpoint are lost"
-    elif keep is not None and keep <= step and not record.weights_path(recorded.folder, keep).exists():
+    elif keep is not None and keep <= step and not run_folder.weights_path(recorded.folder, keep).exists():
         reason = f"the weights of step {keep} were not kept"
     else:
         return step
@@ -150,7 +150,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     return {
         "status": "running",
         "experiment": config.experiment_name,
-        **{group: run.choices[group] for group in record.GROUPS},
+        **{group: run.choices[group] for group in run_folder.GROUPS},
         "axes": run.axes,
         "axes_name": identity.axes_name(run.axes),
         "not_applicable": list(run.not_applicable),

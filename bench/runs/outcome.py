@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steadymoe.bench.runs import compose, record
+from steadymoe.bench.runs import compose, record, run_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,39 +27,39 @@ _CONTROL = "grpo_unclipped"
 # routes, plus rounding. Over six probed steps with each engine on micro and flat it was at most 1.1 times as large if
 # routes were sound, and at least 3.5 times if they were shifted by a token. Router noise of 5 and more hides that fault
 # from R3 (1.2 to 2.3), as it leaves little of the routers' choice.
-_LARGER, _ROUNDING = 2.0, 1e-6
+_MAX_KL_FACTOR, _ROUNDING = 2.0, 1e-6
 _KL = ("replay_kl", "replay_kl_free", "replay_kl_shifted")
 # The columns that ``findings`` reads.
 _READ = ("reward", "grad_norm", "replay_share", *_KL)
 
 
-def lines(runs: Sequence[compose.Run], states: Mapping[Path, record.State]) -> list[str]:
+def lines(runs: Sequence[compose.Run], states: Mapping[Path, run_folder.State]) -> list[str]:
     """Return a line for each run that collapsed or diverged, with reason and step, and for each of its ``findings``."""
-    said = []
+    lines = []
     for label, run in zip(compose.labels(runs), runs, strict=True):
         state = states[run.folder]
         if not state.has_ended:
             continue
-        if how := state.facts["diverged"]:
+        if event := state.facts["diverged"]:
             is_control = run.choices["algorithm"] == _CONTROL
             expected = " (expected: this is the control without a clip)" if is_control else ""
-            said.append(f"{state.status}: {label}: {reason(how)}{expected}")
-        found = findings(record.read_table(run.folder, "steps"))
-        said += [f"{finding}: {label}: {why}" for finding, why in found.items()]
-    return said
+            lines.append(f"{state.status}: {label}: {reason(event)}{expected}")
+        problems = findings(record.read_table(run.folder, "steps"))
+        lines += [f"{problem}: {label}: {why}" for problem, why in problems.items()]
+    return lines
 
 
-def reason(how: Mapping[str, Any]) -> str:
-    """Return the field ``diverged`` of a ``run.json`` in words: "reward at step 10"."""
-    update = "" if how.get("update") is None else f", update {how['update']}"
-    return f"{how['reason'] if how['reason'] in _REASONS else 'unknown reason'} at step {how['step']}{update}"
+def reason(event: Mapping[str, Any]) -> str:
+    """Return the fact ``diverged`` of a run as text: "reward at step 10"."""
+    update = "" if event.get("update") is None else f", update {event['update']}"
+    return f"{event['reason'] if event['reason'] in _REASONS else 'unknown reason'} at step {event['step']}{update}"
 
 
 def judged(run: Mapping[str, Any]) -> str:
     """Return what the rule of collapse says of a row of ``collapse.judged``."""
     if run["collapsed_step"] > 0:
-        how = {"reason": run["collapsed_reason"], "step": int(run["collapsed_step"])}
-        return f"{record.ended(how)} ({reason(how)})"
+        event = {"reason": run["collapsed_reason"], "step": int(run["collapsed_step"])}
+        return f"{run_folder.final_status(event)} ({reason(event)})"
     if run["falling_since"] > 0:
         return f"falling since step {run['falling_since']:.0f}"
     return f"no collapse up to step {run['judged_until']:.0f}" if run["judged_until"] > 0 else "not judged"
@@ -67,8 +67,8 @@ def judged(run: Mapping[str, Any]) -> str:
 
 def findings(steps: "pd.DataFrame") -> dict[str, str]:
     """Return what a run's ``steps`` table says against it, each finding with its reason."""
-    found = {"nothing to learn from": silent(steps), "replay is misaligned": misaligned(steps)}
-    return {finding: why for finding, why in found.items() if why is not None}
+    problems = {"nothing to learn from": silent(steps), "replay is misaligned": misaligned(steps)}
+    return {problem: why for problem, why in problems.items() if why is not None}
 
 
 def misaligned(steps: "pd.DataFrame") -> str | None:
@@ -77,23 +77,15 @@ def misaligned(steps: "pd.DataFrame") -> str | None:
     Every router must run the experts that it is given, and the trainer must be no further from the sampler than with
     the routers' own choice, or with the routes of the next or the last token (SkyRL #1908, verl #7340).
     """
-    found, (replayed, free, shifted) = [], steps[list(_KL)].dropna().mean()
+    whys, (replayed, free, shifted) = [], steps[list(_KL)].dropna().mean()
     if (share := steps["replay_share"].min()) < 1:
-        found.append(f"only {share:.4f} of the routers ran the replayed experts")
-    if replayed > _LARGER * min(free, shifted) + _ROUNDING:
-        found.append(
+        whys.append(f"only {share:.4f} of the routers ran the replayed experts")
+    if replayed > _MAX_KL_FACTOR * min(free, shifted) + _ROUNDING:
+        whys.append(
             f"the KL of sampler from trainer is {replayed:.2g} with the replayed routes, {free:.2g} with free "
             f"routes and {shifted:.2g} with routes shifted by a token"
         )
-    return ", ".join(found) or None
-
-
-def misaligned_run(folder: Path) -> str | None:
-    """Return ``misaligned`` of the run in a folder; None if its table cannot be read."""
-    try:
-        return misaligned(record.read_table(folder, "steps"))
-    except (OSError, ValueError):
-        return None
+    return ", ".join(whys) or None
 
 
 def silent(steps: "pd.DataFrame") -> str | None:
@@ -101,12 +93,9 @@ def silent(steps: "pd.DataFrame") -> str | None:
 
     The column ``grad_norm`` is the mean over the updates of a step, so it is 0 only if every update's norm is 0.
     """
-    found = []
-    for name, said in (("reward", "reward 0 in every step"), ("grad_norm", "gradient norm 0 in every update")):
-        values = steps[name].dropna()
-        if len(values) and (values == 0).all():
-            found.append(said)
-    return ", ".join(found) or None
+    why = {"reward": "reward 0 in every step", "grad_norm": "gradient norm 0 in every update"}
+    zero = [name for name in why if len(values := steps[name].dropna()) and (values == 0).all()]
+    return ", ".join(why[name] for name in zero) or None
 
 
 def findings_of_arms(steps: "pd.DataFrame") -> list[str]:
@@ -115,8 +104,8 @@ def findings_of_arms(steps: "pd.DataFrame") -> list[str]:
     seeds: dict[tuple[str, str, str], list[str]] = {}
     keys = ["arm", "seed", "step"]
     wide = metrics.pivot_table(index=keys, columns="metric", values="value", observed=True).reindex(columns=list(_READ))
-    of_runs = dict(iter(wide.groupby(level=keys[:2], observed=True)))
+    runs = dict(iter(wide.groupby(level=keys[:2], observed=True)))
     for arm, seed in metrics[keys[:2]].drop_duplicates().itertuples(index=False):
-        for finding, why in findings(of_runs[arm, seed]).items():
-            seeds.setdefault((finding, str(arm), why), []).append(str(seed))
-    return [f"{finding}: {arm} (seed {', '.join(found)}): {why}" for (finding, arm, why), found in seeds.items()]
+        for problem, why in findings(runs[arm, seed]).items():
+            seeds.setdefault((problem, str(arm), why), []).append(str(seed))
+    return [f"{problem}: {arm} (seed {', '.join(of)}): {why}" for (problem, arm, why), of in seeds.items()]

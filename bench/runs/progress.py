@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import run_folder
 from steadymoe.bench.runs.compose import Run, labels
 from steadymoe.bench.support.text import visible
 
@@ -53,13 +53,13 @@ def _show_live(runs: Sequence[Run], console: Console, stop: threading.Event) -> 
 
 def _table(runs: Sequence[Run], elapsed: float) -> Table:
     states, names = [_state(run) for run in runs], labels(runs)
-    done = sum(state["status"] in record.ENDED for state in states)
+    done = sum(state["status"] in run_folder.ENDED for state in states)
     title = f"{done} of {len(runs)} runs done · {_clock(elapsed)} elapsed · {_left(states)} left{_totals(states)}"
     table = Table(title=Text(visible(title)), title_justify="left")
     for name in ("run", "status", "step", "reward", "expert change", "left"):
         table.add_column(name, justify="left" if name in ("run", "status") else "right")
     for label, state in zip(names, states, strict=True):
-        if len(runs) > _ROWS and (state["status"] == "waiting" or state["status"] in record.ENDED):
+        if len(runs) > _ROWS and (state["status"] == "waiting" or state["status"] in run_folder.ENDED):
             continue
         left = _left([state]) if state["status"] == "running" else ""
         table.add_row(
@@ -81,7 +81,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
     while not last:
         last = stop.wait(_SECONDS_BETWEEN_LOOKS)
         states = [_state(run) for run in runs]
-        done = sum(state["status"] in record.ENDED for state in states)
+        done = sum(state["status"] in run_folder.ENDED for state in states)
         for index, state in enumerate(states):
             share, now = state["step"] / state["steps"], time.monotonic()
             mark = (state["status"], sum(share >= shown_at for shown_at in _SHARES_SHOWN))
@@ -107,9 +107,9 @@ def _line(state: dict[str, Any]) -> str:
 
 def _state(run: Run) -> dict[str, Any]:
     """Return the progress of a run, read from its folder, with its status, number of steps, and cold start."""
-    facts = record.known(run.folder)
+    facts = run_folder.known(run.folder)
     progress = facts.get("progress") or {}
-    status = record.current_status(run.folder, facts) if facts else "waiting"
+    status = run_folder.current_status(run.folder, facts) if facts else "waiting"
     made, left = "", None
     if status == "running" and not progress.get("step", 0):
         update, accuracy, left = (progress.get(name) for name in CHECK)
@@ -135,7 +135,7 @@ def _left(states: Sequence[dict[str, Any]]) -> str:
     paces = [state["seconds_per_step"] for state in states if state.get("seconds_per_step") is not None]
     if not paces:
         return "?"
-    steps = sum(state["steps"] - state["step"] for state in states if state["status"] not in record.ENDED)
+    steps = sum(state["steps"] - state["step"] for state in states if state["status"] not in run_folder.ENDED)
     at_once = max(1, sum(state["status"] == "running" for state in states))
     return _clock(steps * sum(paces) / len(paces) / at_once)
 

@@ -3,8 +3,9 @@
 import functools
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,10 +25,11 @@ TRAINING_VERSION = 4
 _EVERY_LOSS = [source.SUITE / "algorithms" / f"{name}.py" for name in ("batch", "loss", "objective", "ops", "parts")]
 
 
+_Hashes = dict[tuple[frozenset[str], frozenset[str]], str | None]
 # Within ``unchanging``: names of modules → what ``code_hash`` returns.
-_known: dict[tuple[frozenset[str], frozenset[str]], str | None] | None = None
+_known: _Hashes | None = None
 # The same of the code that this process has imported, or is about to.
-_imported: dict[tuple[frozenset[str], frozenset[str]], str | None] = {}
+_imported: _Hashes = {}
 
 
 @contextmanager
@@ -68,19 +70,19 @@ def difference(facts: Mapping[str, Any], imported: bool = False) -> Difference:
     """
     if facts.get("origin"):
         return Difference(None, f"made by another trainer, {facts['origin']}", None)
-    config, recorded = facts["config"], facts["algorithm_code"]
-    training = facts["training_version"]
-    code = unknown = None
-    if not recorded:
+    config, code, unknown = facts["config"], None, None
+    if not facts["algorithm_code"]:
         unknown = "its code was not found"
     elif (now := code_hash(config, imported)) is None:
         unknown = "its code is missing; set STEADYMOE_PATH to the folder of your own code"
-    elif now != recorded:
+    elif facts["training_version"] != TRAINING_VERSION:
+        code = f"other training code (version {facts['training_version']}; now {TRAINING_VERSION})"
+    elif now != facts["algorithm_code"]:
         code = "other code of its algorithm, task or engine"
-    if unknown is None and training != TRAINING_VERSION:
-        code = f"other training code (version {training}; now {TRAINING_VERSION})"
-    then, now_here = facts["versions"], versions(config.get("experts"))
-    other = [f"{name} {then.get(name)}" for name, number in now_here.items() if then.get(name) != number]
+    then = facts["versions"]
+    other = [
+        f"{name} {then.get(name)}" for name, here in versions(config.get("experts")).items() if then.get(name) != here
+    ]
     return Difference(code, unknown, ", ".join(other) or None)
 
 
@@ -92,20 +94,15 @@ def code_hash(config: Mapping[str, Any], imported: bool = False) -> str | None:
     this process runs: of files as they were when first asked for so, whatever is on disk by now.
     """
     losses = modules_of({part: config.get(part) for part in ("algorithm", "advantage", "correction")})
-    others, known = modules_of(config) - losses, {} if _known is None else _known
-    known = _imported if imported else known
+    others = modules_of(config) - losses
+    hashes = _imported if imported else {} if _known is None else _known
     key = (frozenset(losses), frozenset(others))
-    if key not in known:
-        known[key] = _hash_of([*losses, *filter(_is_users, others)], imported)
-    return known[key]
-
-
-def _hash_of(modules: Iterable[str], imported: bool) -> str | None:
-    try:
-        found = source.reachable(modules, _counts)
-        return None if found is None else source.digest([*found.values(), *_EVERY_LOSS], first=imported)
-    except (ValueError, OSError):
-        return None
+    if key not in hashes:
+        hashes[key] = None
+        with suppress(ValueError, OSError):
+            if (files := source.reachable([*losses, *filter(_is_users, others)], _counts)) is not None:
+                hashes[key] = source.digest([*files.values(), *_EVERY_LOSS], first=imported)
+    return hashes[key]
 
 
 def refuse_edited(plain: Mapping[str, Any]) -> None:
@@ -139,11 +136,9 @@ def facts(plain: Mapping[str, Any], experts: str | None, device: str, threads: i
 @functools.cache
 def processor() -> str:
     """Return the name of this machine's processor."""
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        if names:
-            return names[0].partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    facts = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:(.*)", facts.read_text(), re.MULTILINE) if facts.exists() else None
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def machine(device: str, threads: int) -> dict[str, Any]:

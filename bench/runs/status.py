@@ -3,9 +3,14 @@
 import os
 import shlex
 from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from steadymoe.bench.runs import lifecycle, provenance, record
+from steadymoe.bench.runs import provenance, run_folder
+from steadymoe.bench.runs.run_folder import State, States
 from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
@@ -18,14 +23,14 @@ _TO_DO = ("failed", "interrupted", "missing", "damaged")
 _SHOWN = {"missing": "not started"}
 
 
-def main(words: list[str]) -> int:
+def main(args: list[str]) -> int:
     """Print the status of every experiment and return the exit code. Raises UserError without a results folder."""
     parser = Parser(
         prog="steadymoe status",
         description="For each experiment, print how many runs finished, failed or remain, and how to resume them.",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
-    results = parser.parse_args(words).results
+    results = parser.parse_args(args).results
     if not results.is_dir():
         raise UserError(f"there is no folder {results}; start some runs with: steadymoe run experiment=quickstart")
     with provenance.unchanging():
@@ -33,11 +38,11 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def states_of(folder: Path) -> dict[Path, record.State]:
+def states_of(folder: Path) -> dict[Path, State]:
     """Return run folder → state for every run of an experiment, planned runs without a folder included."""
     recorded = {path.parent for path in folder.glob("**/run.json")}
-    planned = {folder / name for name in lifecycle.planned(folder)[0]}
-    return record.states(sorted(recorded | planned))
+    planned = {folder / name for name in run_folder.planned(folder)[0]}
+    return run_folder.read_states(sorted(recorded | planned))
 
 
 def lines(results: Path) -> list[str]:
@@ -46,60 +51,78 @@ def lines(results: Path) -> list[str]:
     Code that the runs name is read at most, never imported.
     """
     place = regular_files.refuse_links(results / "runs", results)
-    folders = sorted(path for path in place.glob("*") if path.is_dir() and not path.is_symlink())
     links = sorted(path for path in place.glob("*") if path.is_symlink())
     lines = [f"{visible(path)} is a link; links in a results folder are not followed" for path in links]
-    for folder in folders:
-        plan, why = lifecycle.planned(folder)
+    for folder in sorted(path for path in place.glob("*") if path.is_dir() and path not in links):
+        plan, why = run_folder.planned(folder)
         if why is not None:
             lines.append(
-                f"{visible(folder.name)}: {visible(why)}; the next run replaces it; unstarted runs cannot be listed"
+                f"{visible(folder.name)}: {visible(why)}; unstarted runs are not listed; the next run replaces it"
             )
         if states := states_of(folder):
             lines += _experiment_lines(folder, states, plan)
-    return lines or [f"no runs below {visible(results / 'runs')}; start some with: steadymoe run experiment=quickstart"]
+    return lines or [f"no runs below {visible(place)}; start some with: steadymoe run experiment=quickstart"]
 
 
-def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict[str, str]) -> list[str]:
-    """Return the lines on one experiment."""
+@dataclass(frozen=True)
+class _Row:
+    """A run to rerun or to look at."""
+
+    what: str
+    run: Path
+    why: str | None
+    rerun: str | None = None
+
+    def lines(self, experiment: Path) -> list[str]:
+        why = f" ({visible(self.why)})" if self.why else ""
+        first = f"  {self.what}: {visible(self.run.relative_to(experiment.parent))}{why}"
+        return [first] if self.rerun is None else [first, f"    {_shown('rerun', self.rerun, experiment)}"]
+
+
+def _experiment_lines(folder: Path, states: States, plan: Mapping[str, str]) -> list[str]:
+    """Return the lines on one experiment: its counts, how to resume its sweeps, and its ``_Row``s."""
+    commands = {run: plan.get(str(run.relative_to(folder))) for run in states}
+    to_do = [run for run, state in states.items() if state.status in _TO_DO]
+    sweeps = {command: n for command, n in Counter(commands[run] for run in to_do).items() if command and n > 1}
     differences = {run: provenance.difference(state.facts) for run, state in states.items() if state.has_ended}
-    stale = {run: found.stale for run, found in differences.items() if found.stale is not None}
-    unknown = Counter(found.unknown for run, found in differences.items() if found.unknown and run not in stale)
+    unknown = Counter(found.unknown for found in differences.values() if found.unknown and not found.stale)
+    stale = sum(found.stale is not None for found in differences.values())
+
     counts = Counter(state.status for state in states.values())
     summary = [f"{counts[name]} {_SHOWN.get(name, name)}" for name in sorted(counts)]
-    summary += [f"{len(stale)} stale"] if stale else []
-    lines = [f"{visible(folder.name)}: " + ", ".join(summary)]
-    to_do = [str(run.relative_to(folder)) for run, state in states.items() if state.status in _TO_DO]
-    of_several = {sweep: n for sweep, n in Counter(plan[name] for name in to_do if name in plan).items() if n > 1}
-    for sweep, n in of_several.items():
-        which = f"{'all' if n == len(to_do) else f'{n} of'} {len(to_do)}"
-        lines.append(f"  {_shown(f'resume {which}', sweep, folder)}")
-    for run, state in states.items():
-        where, facts = visible(run.relative_to(folder.parent)), state.facts
-        command = facts.get("command") or plan.get(str(run.relative_to(folder)))
-        if state.status == "missing" and command in of_several:
-            continue  # counted, and made by the command above
-        if state.status in _TO_DO:
-            why = f" ({visible(state.damage)})" if state.damage is not None else ""
-            lines.append(f"  {_SHOWN.get(state.status, state.status)}: {where}{why}")
-            if state.status == "failed":
-                lines += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
-            if command is not None and command not in of_several:  # it stands above already
-                lines.append(f"    {_shown('rerun', command, folder)}")
-            elif command is None:
-                lines.append(f"    no known command reproduces it; you can remove it: {visible(run)}")
-        elif run in stale:
-            lines.append(f"  stale: {where} ({visible(stale[run])})")
-            lines.append(f"    {_shown('rerun', f'{command} --redo', folder)}")
-    for run in differences:
-        if states[run].facts["routing"] in ("off", "freeze"):
-            continue
-        from steadymoe.bench.runs import outcome  # tables, which no other line needs
+    summary += [f"{stale} stale"] if stale else []
+    lines = [f"{visible(folder.name)}: {', '.join(summary)}"]
+    for command, n in sweeps.items():
+        which = "all" if n == len(to_do) else f"{n} of"
+        lines.append(f"  {_shown(f'resume {which} {len(to_do)}', command, folder)}")
+    rows = [_unfinished(run, states[run], commands[run], sweeps) for run in to_do]
+    rows += [row for run, found in differences.items() for row in _ended(run, states[run].facts, found)]
+    lines += [line for row in rows if row is not None for line in row.lines(folder)]
+    return lines + [f"  finished, their code cannot be compared: {n} ({visible(why)})" for why, n in unknown.items()]
 
-        if (fault := outcome.misaligned_run(run)) is not None:
-            lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
-    lines += [f"  finished, their code cannot be compared: {unknown[why]} ({visible(why)})" for why in unknown]
-    return lines
+
+def _unfinished(run: Path, state: State, planned: str | None, sweeps: Container[str]) -> _Row | None:
+    """Return the row of a run that its command can still make; None if ``sweeps``, listed before, count it."""
+    command = state.facts.get("command") or planned
+    if command in sweeps and state.status == "missing":
+        return None
+    error = str(state.facts.get("error") or "").strip().splitlines()[-1:] if state.status == "failed" else []
+    whys = [*error, *filter(None, [state.damage])]
+    whys += ["no known command reproduces it; you can remove it"] if command is None else []
+    return _Row(_SHOWN.get(state.status, state.status), run, "; ".join(whys), None if command in sweeps else command)
+
+
+def _ended(run: Path, facts: Mapping[str, Any], difference: provenance.Difference) -> Iterator[_Row]:
+    """Yield rows on an ended run that is stale, or whose replay is misaligned."""
+    if difference.stale is not None:
+        yield _Row("stale", run, difference.stale, f"{facts['command']} --redo")
+    if facts["routing"] in ("off", "freeze"):
+        return
+    from steadymoe.bench.runs import outcome, record  # tables, which no other row needs
+
+    with suppress(OSError, ValueError):  # another command names a table that cannot be read
+        if (fault := outcome.misaligned(record.read_table(run, "steps"))) is not None:
+            yield _Row("replay is misaligned", run, fault)
 
 
 def _shown(what: str, command: str, experiment: Path) -> str:
@@ -118,14 +141,14 @@ def _is_ours(command: str, results: Path) -> bool:
     own = f"{VARIABLE}={shlex.quote(os.environ.get(VARIABLE, ''))} "
     command = command.removeprefix(own)
     try:
-        words = shlex.split(command)
+        args = shlex.split(command)
     except ValueError:
         return False
-    if words[:2] != ["steadymoe", "run"] or shlex.join(words) != command:
+    if args[:2] != ["steadymoe", "run"] or shlex.join(args) != command:
         return False
-    if any(word.startswith("-") and word not in ("-m", "--redo") for word in words):
+    if any(arg.startswith("-") and arg not in ("-m", "--redo") for arg in args):
         return False
-    if any("_target_" in word or ("hydra" in word and not word.startswith("hydra/launcher=")) for word in words):
+    if any("_target_" in arg or ("hydra" in arg and not arg.startswith("hydra/launcher=")) for arg in args):
         return False
-    places = [word.partition("=")[2] for word in words if word.startswith("results_dir=")] or ["results"]
+    places = [arg.partition("=")[2] for arg in args if arg.startswith("results_dir=")] or ["results"]
     return Path(places[-1]).expanduser().resolve() == results.resolve()

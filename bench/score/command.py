@@ -15,7 +15,7 @@ from steadymoe.bench.check import command as check
 from steadymoe.bench.check import properties
 from steadymoe.bench.report import archive, write
 from steadymoe.bench.runs import command as runs
-from steadymoe.bench.runs import compose, dry, identity, record, run_folder
+from steadymoe.bench.runs import compose, dry, identity, run_folder
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once
 from steadymoe.bench.score import board, outcomes, recorded, standard
@@ -237,14 +237,15 @@ def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
 
 def _has_changed(run: Run) -> bool:
     """Whether a run's folder holds a run of another config."""
-    before = record.known(run.folder)
+    before = run_folder.known(run.folder)
     return bool(before) and before["config_hash"] != run.config_hash
 
 
 def _progress(rates: Sequence[Part], dials: Sequence[Part], control: Sequence[Part], again: bool) -> list[str]:
     """Return lines on finished, missing and, ``again``, outdated runs, and how long they take at the recorded pace."""
     of_rates, *others = (
-        [record.read_state(run.folder) for part in parts for run in part.planned] for parts in (rates, dials, control)
+        [run_folder.read_state(run.folder) for part in parts for run in part.planned]
+        for parts in (rates, dials, control)
     )
     missing, *later = (sum(not state.has_ended for state in states) for states in (of_rates, *others))
     lines = [f"rate: {dry.summary(of_rates)}"]
@@ -253,7 +254,7 @@ def _progress(rates: Sequence[Part], dials: Sequence[Part], control: Sequence[Pa
         missing += sum(later)
     every = [run for part in (*rates, *dials, *control) for run in part.runs]
     if again and (old := [run for run in every if run_folder.stale(run) is not None]):
-        missing += sum(record.read_state(run.folder).has_ended for run in old)
+        missing += sum(run_folder.read_state(run.folder).has_ended for run in old)
         lines.append(f"outdated: {len(old)} to replace")
     if missing:
         facts, at = standard.made(), at_once(rates[0].words[1:], True) or 1
@@ -288,6 +289,6 @@ def _record(own: Arm, found: pd.DataFrame, label: str) -> None:
     ran = archive.ended_runs(_RESULTS, RATE.experiment)
     last = ran[ran["algorithm"] == own.name].iloc[-1]
     facts = {key: str(last[key]) for key in ("machine", "revision", "versions")}
-    facts |= {"date": str(record.known(Path(last["folder"]))["started"])[:10], "label": label}
+    facts |= {"date": str(run_folder.known(Path(last["folder"]))["started"])[:10], "label": label}
     for path in recorded.append(own.label, found[found["loss"].isin([own.label, REFERENCE])], facts):
         print(visible(f"wrote {path}"))

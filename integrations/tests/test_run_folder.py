@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs.run_folder import known
 from steadymoe.integrations.trl import run_folder
 
 NAMES = {"trainer": "trl", "experiment": "mine", "algorithm": "grpo", "model": "micro", "task": "chain"}
@@ -47,7 +47,7 @@ def test_error_before_the_end_is_recorded(
 
     with pytest.raises(error):
         train()
-    facts = record.known(tmp_path)
+    facts = known(tmp_path)
     assert facts["status"] == status
     assert (facts["error"] is not None) == (status == "failed")
 
@@ -56,4 +56,4 @@ def test_run_stopped_by_its_trainer_is_interrupted(tmp_path: Path) -> None:
     with live_record(tmp_path) as live:
         live.start(0, 2)
         live.close(is_whole=False)
-    assert record.known(tmp_path)["status"] == "interrupted"
+    assert known(tmp_path)["status"] == "interrupted"

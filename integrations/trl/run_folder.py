@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from steadymoe.bench.runs import identity, provenance, record
+from steadymoe.bench.runs import identity, provenance, record, run_folder
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, judge
 from steadymoe.bench.support import blame
@@ -24,7 +24,7 @@ def facts(
     """Return the content of ``run.json`` before a run of another trainer starts.
 
     ``names`` holds trainer, experiment, algorithm, model, task, correction, routing and engine; ``version`` is
-    the trainer's; ``config`` has at least the fields that ``record.read_run`` requires.
+    the trainer's; ``config`` has at least the fields that ``run_folder.read_run`` requires.
     Raises UserError for a name that cannot be part of a folder's name.
     """
     for key, name in names.items():
@@ -59,7 +59,7 @@ def free_folder(results: Path, run: Mapping[str, Any]) -> Path:
     """
     names = [run[key] for key in ("experiment", "algorithm", "model", "task", "axes_name")]
     folder = results.joinpath("runs", *names, f"seed={run['seed']}")
-    state = record.read_state(folder)
+    state = run_folder.read_state(folder)
     advice = "choose another experiment or axes, or remove that folder"
     if state.has_ended or state.status in ("damaged", "running"):
         raise UserError(f"{folder} holds a run that is {state.status}; {advice}")
@@ -74,7 +74,7 @@ class LiveRecord(Record):
 
     def __exit__(self, *error: object) -> None:
         _, raised, _ = error
-        if self.run["status"] in record.ENDED:
+        if self.run["status"] in run_folder.ENDED:
             pass  # an error after the end of the training does not change how the run ended
         elif isinstance(raised, Exception):
             self.update(status="failed", error=blame.failure(raised))

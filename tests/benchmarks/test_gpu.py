@@ -11,7 +11,7 @@ import speed
 import torch
 from small_runs import PROPORTIONAL, planned
 
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import execute, record, run_folder
 from steadymoe.models import build, megablocks
 
 TINY = {"micro": "model=micro"}
@@ -26,7 +26,7 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[
 
 def updates(results: Path, *words: str) -> pd.DataFrame:
     run = planned(results, *words, *PROPORTIONAL, "steps=2")
-    assert execute.execute(run) == "finished", (record.read_run(run.folder) or {})["error"]
+    assert execute.execute(run) == "finished", (run_folder.read_run(run.folder) or {})["error"]
     table = record.read_table(run.folder, "updates")
     return table[["loss", "grad_norm", "entropy", "token_ratio_mean", "expert_change_rate"]]
 

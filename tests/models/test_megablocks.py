@@ -16,7 +16,7 @@ from small_runs import PROPORTIONAL, planned
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import execute, record, run_folder
 from steadymoe.models import megablocks
 
 pytestmark = pytest.mark.megablocks
@@ -128,8 +128,8 @@ def test_run_matches_the_default_back_end_and_repeats_bitwise(tmp_path: Path) ->
 
     def updates(folder: str, implementation: str, *words: str) -> Any:
         made = planned(tmp_path / folder, *tiny, f"experts={implementation}", *words)
-        assert execute.execute(made) == "finished", (record.read_run(made.folder) or {})["error"]
-        facts = record.read_run(made.folder) or {}
+        assert execute.execute(made) == "finished", (run_folder.read_run(made.folder) or {})["error"]
+        facts = run_folder.read_run(made.folder) or {}
         assert ("megablocks" in facts["versions"]) == (implementation == megablocks.NAME)
         return record.read_table(made.folder, "updates")[["loss", "grad_norm", "entropy", "router_margin"]]
 

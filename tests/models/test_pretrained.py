@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from torch.testing import assert_close
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from steadymoe.bench.runs import compose, execute, record
+from steadymoe.bench.runs import compose, execute, record, run_folder
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.tasks import decoded, end_ids
 from steadymoe.bench.tasks.chain import Chain
@@ -81,7 +81,7 @@ def test_training_starts_from_the_checkpoint(folder: Path, model: PreTrainedMode
         (folder / "chat_template.jinja").write_text(template)
     made = planned(folder, "steps=2", "algorithm.entropy_bonus=1")
     assert execute.execute(made) == "finished"
-    facts = record.read_run(made.folder) or {}
+    facts = run_folder.read_run(made.folder) or {}
     assert facts["cold_start"] == {"checkpoint": str(folder)}
     assert facts["parameters"] == model.num_parameters()
     assert not (folder.parent / "results" / "cold_starts").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from steadymoe.bench.report import archive, report_page
 from steadymoe.bench.runs import identity
-from steadymoe.bench.runs.lifecycle import Damaged
+from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training import columns
 

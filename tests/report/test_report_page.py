@@ -17,7 +17,7 @@ from small_runs import finished
 
 from steadymoe.bench.report import archive, figures, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
-from steadymoe.bench.runs import identity, record
+from steadymoe.bench.runs import identity, record, run_folder
 from steadymoe.bench.statistics import collapse, estimates
 from steadymoe.bench.support import external
 from steadymoe.bench.training import samples
@@ -403,7 +403,7 @@ def lose(results: Path, step: int) -> pd.DataFrame:
     for path in (results / "runs" / "small" / "gspo").glob("**/run.json"):
         steps = pq.read_table(path.parent / "steps.parquet")
         pq.write_table(steps.slice(0, step), path.parent / "steps.parquet")
-        checksums = {table.stem: record.checksum(table) for table in path.parent.glob("*.parquet")}
+        checksums = {table.stem: run_folder.checksum(table) for table in path.parent.glob("*.parquet")}
         lost = {"reason": "not finite", "step": step, "update": 1}
         edit(path, status="diverged", diverged=lost, tables=checksums)
     return archive.runs(results, "small")

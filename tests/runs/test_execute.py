@@ -32,7 +32,7 @@ from small_runs import (
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
-from steadymoe.bench.runs import compose, execute, lifecycle, outcome, record
+from steadymoe.bench.runs import compose, execute, outcome, record, run_folder
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.columns import TABLES
@@ -40,7 +40,7 @@ from steadymoe.models import build
 
 
 def test_a_run_records_every_table_and_every_column(whole: compose.Run) -> None:
-    facts = record.known(whole.folder)
+    facts = run_folder.known(whole.folder)
     assert (facts["status"], facts["config"]) == ("finished", whole.plain)
     assert facts["wall_seconds"] > 0
     assert facts["tokens"] == record.read_table(whole.folder, "steps")["response_tokens"].sum()
@@ -116,7 +116,7 @@ def test_run_killed_at_a_random_step_resumes_to_the_same_numbers(whole: compose.
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert len(record.read_table(made.folder, "steps")) >= wanted
-    assert record.read_state(made.folder).status in ("interrupted", "finished")
+    assert run_folder.read_state(made.folder).status in ("interrupted", "finished")
     assert execute.execute(made) == "finished"
     assert_same(whole.folder, made.folder)
     left = {path.name for path in made.folder.iterdir() if not path.name.startswith(".")}
@@ -145,7 +145,7 @@ def test_fault_of_a_loss_names_its_file_and_line(tmp_path: Path, name: str, word
     made = planned(tmp_path, f"algorithm.loss._target_=faulty_losses.{name}", "steps=1")
     with sharing_starts(tmp_path):
         assert execute.execute(made) == "failed"
-    error = record.known(made.folder)["error"].splitlines()[-1]
+    error = run_folder.known(made.folder)["error"].splitlines()[-1]
     assert words in error
     assert re.search(r"faulty_losses\.py, line \d+", error)
 
@@ -153,7 +153,7 @@ def test_fault_of_a_loss_names_its_file_and_line(tmp_path: Path, name: str, word
 def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(whole: compose.Run, tmp_path: Path) -> None:
     made = planned(tmp_path)
     interrupt(made, 6)
-    assert record.read_state(made.folder).status == "interrupted"
+    assert run_folder.read_state(made.folder).status == "interrupted"
     assert checkpoint.step_of(made.folder / "checkpoint.safetensors") == 4
     assert len(record.read_table(made.folder, "steps")) == 5
     with (made.folder / "updates.jsonl").open("a") as file:
@@ -186,15 +186,15 @@ def test_a_checkpoint_of_other_library_versions_is_not_resumed(
 def test_finished_run_is_skipped_and_another_config_is_refused(
     whole: compose.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, look = {path: path.stat().st_mtime_ns for path in whole.folder.glob("*.*")}, record.read_state
+    before, look = {path: path.stat().st_mtime_ns for path in whole.folder.glob("*.*")}, run_folder.read_state
 
-    def under_the_lock(folder: Path) -> record.State:
-        assert lifecycle.is_held(folder), "another process may end the run after this look"
+    def under_the_lock(folder: Path) -> run_folder.State:
+        assert run_folder.is_held(folder), "another process may end the run after this look"
         return look(folder)
 
     monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
     with monkeypatch.context() as patch:
-        patch.setattr(record, "read_state", under_the_lock)
+        patch.setattr(run_folder, "read_state", under_the_lock)
         assert execute.execute(whole) == "finished"
     facts = json.loads((whole.folder / "run.json").read_text())
     other = compose.Run(**(vars(whole) | {"config_hash": "0" * 16, "plain": facts["config"] | {"steps": 7}}))
@@ -208,8 +208,8 @@ def test_run_of_another_process_is_left_to_it(tmp_path: Path) -> None:
     with record.Record(made.folder, execute._facts(made)) as other:
         other.update(status="running")
         assert execute.execute(made) == "running"
-        assert record.read_state(made.folder).status == "running"
-    assert record.read_state(made.folder).status == "interrupted"
+        assert run_folder.read_state(made.folder).status == "running"
+    assert run_folder.read_state(made.folder).status == "interrupted"
 
 
 class Poisoned(Objective):
@@ -236,7 +236,7 @@ def test_non_finite_number_is_a_result(
 
     monkeypatch.setattr(execute.Trainer, stage, poisoned)
     assert execute.execute(made) == "diverged"
-    assert record.known(made.folder)["diverged"] == {"reason": "not finite", "step": step, "update": update}
+    assert run_folder.known(made.folder)["diverged"] == {"reason": "not finite", "step": step, "update": update}
     assert len(record.read_table(made.folder, "steps")) == step
     assert execute.execute(made) == "diverged"  # as final as finished
 
@@ -252,10 +252,14 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(execute.Trainer, "step", losing)
     assert execute.execute(made) == "collapsed"
-    assert record.known(made.folder)["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
+    assert run_folder.known(made.folder)["diverged"] == {
+        "reason": "reward",
+        "step": 5,
+        "update": None,
+    }  # averages of two
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
-    assert record.read_state(made.folder).status == "collapsed"
-    (line,) = outcome.lines([made], {made.folder: record.read_state(made.folder)})
+    assert run_folder.read_state(made.folder).status == "collapsed"
+    (line,) = outcome.lines([made], {made.folder: run_folder.read_state(made.folder)})
     assert line.startswith("collapsed: grpo_unclipped seed=0: reward at step 5 (expected")
 
 
@@ -303,18 +307,18 @@ def test_cold_start_outside_its_band_says_what_to_change(tmp_path: Path, monkeyp
     weights = next((tmp_path / "cold_starts").glob("*.safetensors"))
     given = finished(tmp_path, f"cold_start.path={weights}")
     assert_same(first.folder, given.folder)
-    assert record.known(given.folder)["cold_start"] == {"path": str(weights)}
-    assert record.known(first.folder)["cold_start"]["fingerprint"] == weights.stem
+    assert run_folder.known(given.folder)["cold_start"] == {"path": str(weights)}
+    assert run_folder.known(first.folder)["cold_start"]["fingerprint"] == weights.stem
     monkeypatch.chdir(tmp_path)
     relative = planned(tmp_path, f"cold_start.path=cold_starts/{weights.name}")
     assert (relative.folder, relative.axes, relative.config) == (given.folder, given.axes, given.config), "one arm"
     assert compose.labels([given, first])[0] == f"grpo cold_start.path={weights.stem[:8]} seed=0"
     missed = planned(tmp_path, "cold_start.accuracy_low=0.9", "cold_start.max_updates=40")
     assert execute.execute(missed) == "failed"
-    assert "raise cold_start.max_updates" in record.known(missed.folder)["error"]
+    assert "raise cold_start.max_updates" in run_folder.known(missed.folder)["error"]
     monkeypatch.setattr(cold_start, "train", lambda *_: pytest.fail("tried again"))
     assert execute.execute(missed) == "failed"  # the same config would miss it again
-    assert "raise cold_start.max_updates" in record.known(missed.folder)["error"]
+    assert "raise cold_start.max_updates" in run_folder.known(missed.folder)["error"]
 
 
 def test_interrupted_cold_start_resumes_to_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,7 +361,7 @@ def test_rerun_finishes_a_killed_cold_start_and_cleans_up(tmp_path: Path, monkey
     whole, killed = planned(tmp_path / "whole", *words), planned(tmp_path / "killed", *words)
     rising = "cold_start._accuracy = lambda *a: a[4] / 40"  # of the updates, so that the third check is in the band
     kill = "cold_start._keep = lambda *a, keep=cold_start._keep: (keep(*a), os.kill(os.getpid(), 9))"
-    begin = "import os, sys; from steadymoe.bench.runs import compose, execute; "
+    begin = "import os, sys; from steadymoe.bench.runs import compose, execute; ", run_folder
     begin += "from steadymoe.bench.training import cold_start"
     code = f"{begin}; {rising}; {kill}; execute.execute(compose.plan(sys.argv[1:])[0])"
     words = [*SMALL, f"results_dir={tmp_path / 'killed'}", *words]
@@ -365,7 +369,7 @@ def test_rerun_finishes_a_killed_cold_start_and_cleans_up(tmp_path: Path, monkey
     cache, name = tmp_path / "killed" / "cold_starts", killed.config.cold_start_fingerprint
     assert done.returncode == -signal.SIGKILL
     assert [path.name for path in cache.glob("*.safetensors")] == [f"{name}.partial.safetensors"]
-    assert record.read_state(killed.folder).status == "interrupted"
+    assert run_folder.read_state(killed.folder).status == "interrupted"
     monkeypatch.setattr(cold_start, "_accuracy", lambda *a: a[4] / 40)
     assert execute.execute(whole) == execute.execute(killed) == "finished"
     assert_same(whole.folder, killed.folder)

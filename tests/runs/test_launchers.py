@@ -11,7 +11,7 @@ import pytest
 from small_runs import assert_same
 from small_sweeps import at_work, holds, launched, runs_of, wait_for
 
-from steadymoe.bench.runs import compose, record
+from steadymoe.bench.runs import compose, run_folder
 
 pytestmark = pytest.mark.launchers
 
@@ -33,7 +33,7 @@ def basic(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
 
 def assert_complete(runs: list[compose.Run], basic: list[compose.Run]) -> None:
     for one, other in zip(runs, basic, strict=True):
-        assert record.read_state(one.folder).status == "finished"
+        assert run_folder.read_state(one.folder).status == "finished"
         assert_same(one.folder, other.folder)
 
 
@@ -48,7 +48,7 @@ def test_numbers_match_the_basic_launcher(
     assert "4 finished" in said
     runs = runs_of(Path("here"), "steps=30")
     assert_complete(runs, basic)
-    assert "hydra" not in (record.read_run(runs[0].folder) or {})["command"]
+    assert "hydra" not in (run_folder.read_run(runs[0].folder) or {})["command"]
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
@@ -87,5 +87,5 @@ def test_submitted_jobs_outlive_their_launcher(tmp_path: Path, basic: list[compo
     wait_for(lambda: at_work(runs, 1), 120)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(30) == 130
-    wait_for(lambda: all(record.read_state(each.folder).status == "finished" for each in runs), 240)
+    wait_for(lambda: all(run_folder.read_state(each.folder).status == "finished" for each in runs), 240)
     assert_complete(runs, basic)

@@ -56,7 +56,7 @@ def config(algorithm: str) -> dict[str, Any]:
 def recorded(made: compose.Run, **changes: Any) -> None:
     """As if ``made`` had ended here today: the tables of an old run, with what identifies this one."""
     shutil.copytree(next(OLD.glob("grpo/micro/chain/*/seed=0")), made.folder)
-    ended = {"status": "finished", "wall_seconds": 1.0, "tables": record.known(made.folder)["tables"]}
+    ended = {"status": "finished", "wall_seconds": 1.0, "tables": run_folder.known(made.folder)["tables"]}
     facts = execute._facts(made) | ended | changes
     atomic_files.write_json(made.folder / "run.json", facts)
 
@@ -107,9 +107,9 @@ def test_shipped_loss_hash_covers_its_file_and_shared_code(monkeypatch: pytest.M
 def test_incomparable_code_is_unknown_but_never_stale(mine: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     (made,) = compose.plan([*TINY, "algorithm=mine"])
     recorded(made)
-    facts = record.known(made.folder)
+    facts = run_folder.known(made.folder)
     assert provenance.difference(facts) == provenance.Difference(None, None, None)
-    skipped = run_folder.describe([made], {made.folder: record.read_state(made.folder)})
+    skipped = run_folder.describe([made], {made.folder: run_folder.read_state(made.folder)})
     assert skipped == ["1 of 1 runs have already finished and are skipped"]
     for code in ("", None):
         without = facts | {"algorithm_code": code, "training_version": 7}
@@ -128,7 +128,7 @@ def test_loss_that_is_edited_during_a_sweep_is_recorded_as_it_ran(mine: Path) ->
     assert execute.execute(runs[0]) == "finished"
     (mine / "my_signs.py").write_text("SIGN = -1\n")  # a helper that the loss imports
     assert execute.execute(runs[1]) == "finished"
-    one, other = (record.known(run.folder) for run in runs)
+    one, other = (run_folder.known(run.folder) for run in runs)
     assert one["algorithm_code"] == other["algorithm_code"] != provenance.code_hash(runs[0].plain)
     assert [provenance.difference(facts).code for facts in (one, other)] == [
         "other code of its algorithm, task or engine"
@@ -180,8 +180,8 @@ def test_edited_loss_is_refused_unless_redo_is_given(
     assert str(aside) in ran(*words, "--redo")
     assert (aside / "steps.parquet").read_bytes() == old
     assert (shipped.folder / "run.json").read_bytes() == before
-    assert record.read_state(made.folder).status == "finished"
-    assert provenance.difference(record.known(made.folder)).stale is None
+    assert run_folder.read_state(made.folder).status == "finished"
+    assert provenance.difference(run_folder.known(made.folder)).stale is None
     assert len(record.read_table(made.folder, "steps")) == 1
     assert run_folder.redo([shipped, made]) == []
     assert len(list(aside.parent.iterdir())) == 1
@@ -194,7 +194,7 @@ def test_other_training_code_is_refused_but_not_other_libraries(
     words = ["run", *SMALL, f"results_dir={tmp_path}"]
     recorded(made)
     ran(*words)
-    facts = record.known(made.folder)
+    facts = run_folder.known(made.folder)
     versions = facts["versions"] | {"torch": "1.0"}
     atomic_files.write_json(made.folder / "run.json", facts | {"versions": versions})
     ran(*words)
@@ -213,7 +213,7 @@ def test_run_resumes_only_with_known_equal_code(tmp_path: Path, monkeypatch: pyt
     made = planned(tmp_path)
     recorded(made)
     (made.folder / "checkpoint.safetensors").touch()
-    facts = record.known(made.folder)
+    facts = run_folder.known(made.folder)
     assert execute._resume_from(record.Record(made.folder, execute._facts(made)), keep=None) == 4
     for change in ({"algorithm_code": "ast1:0"}, {"algorithm_code": "0" * 16}, {"training_version": 0}):
         atomic_files.write_json(made.folder / "run.json", facts | change)

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from small_runs import SMALL, assert_same, planned
 from small_sweeps import SWEEP, at_work, holds, launched, runs_of, wait_for
 
-from steadymoe.bench.runs import compose, execute, launch, lifecycle, record, status
+from steadymoe.bench.runs import compose, execute, launch, record, run_folder, status
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
@@ -49,7 +49,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
 
 def assert_complete(runs: list[compose.Run], undisturbed: list[compose.Run]) -> None:
     for one, other in zip(runs, undisturbed, strict=True):
-        assert record.read_state(one.folder).status == "finished"
+        assert run_folder.read_state(one.folder).status == "finished"
         assert_same(one.folder, other.folder)
 
 
@@ -60,12 +60,12 @@ def test_killed_launcher_stops_its_workers_and_can_be_resumed(tmp_path: Path, un
     wait_for(lambda: at_work(runs, 3))
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    wait_for(lambda: all(record.read_state(each.folder).status != "running" for each in runs), 60)
-    assert {record.read_state(each.folder).status for each in runs} <= {"interrupted", "missing", "finished"}
+    wait_for(lambda: all(run_folder.read_state(each.folder).status != "running" for each in runs), 60)
+    assert {run_folder.read_state(each.folder).status for each in runs} <= {"interrupted", "missing", "finished"}
     (experiment,) = (tmp_path / "runs").iterdir()
     told = "\n".join(status.lines(tmp_path))
     assert set(status.states_of(experiment)) == {each.folder for each in runs}
-    left = [each for each in runs if record.read_state(each.folder).status != "finished"]
+    left = [each for each in runs if run_folder.read_state(each.folder).status != "finished"]
     assert ("  resume all" in told) is (len(left) > 1)
     second = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     said, _ = second.communicate(timeout=400)
@@ -111,14 +111,14 @@ def test_status_prints_the_command_that_resumes_a_sweep(
     execute.execute(again[0])
     assert status.lines(tmp_path)[:2] == ["small: 1 finished, 3 not started", f"  resume all 3: {command}"]
     # The command of a single run stands below its folder alone, and takes nothing from the sweep's.
-    lifecycle.add_to_plan(again[1:2])
+    run_folder.add_to_plan(again[1:2])
     assert status.lines(tmp_path)[1] == f"  resume all 3: {command}"
     for run in again[1:3]:
         execute.execute(run)
     assert not any("resume" in line for line in status.lines(tmp_path))
     more = runs_of(tmp_path, "seed=2")
-    lifecycle.add_to_plan(more)  # nothing is taken out of it
-    assert len(lifecycle.planned(tmp_path / "runs" / "small")[0]) == 6
+    run_folder.add_to_plan(more)  # nothing is taken out of it
+    assert len(run_folder.planned(tmp_path / "runs" / "small")[0]) == 6
     assert {f"    rerun: {run.command}" for run in more} <= set(status.lines(tmp_path))
 
 
@@ -144,10 +144,10 @@ def test_retry_failed_reruns_only_failed_runs(tmp_path: Path, monkeypatch: pytes
         assert execute.execute(runs[1]) == "failed"
     words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     assert "skips 3 of 4 runs" in ran("run", "--retry-failed", *words)
-    assert [record.read_state(each.folder).status for each in runs] == ["missing", "finished", "missing", "missing"]
-    assert "retry=" not in record.known(runs[1].folder)["command"]
+    assert [run_folder.read_state(each.folder).status for each in runs] == ["missing", "finished", "missing", "missing"]
+    assert "retry=" not in run_folder.known(runs[1].folder)["command"]
     ran("run", *words)
-    assert [record.read_state(each.folder).status for each in runs] == ["finished"] * 4
+    assert [run_folder.read_state(each.folder).status for each in runs] == ["finished"] * 4
 
 
 def test_job_loads_its_config_in_the_launchers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_full_disk_loses_no_finished_rows(
     finished = 2 if where in ("rows", "everything") else record.read_table(made.folder, "steps")["step"].max()
     rows = record.read_table(made.folder, "steps")
     assert rows["step"].tolist() == list(range(1, finished + 1))
-    assert record.read_state(made.folder).status in ("failed", "interrupted")
+    assert run_folder.read_state(made.folder).status in ("failed", "interrupted")
     monkeypatch.setattr(atomic_files, "write", writes)
     monkeypatch.setattr(record.Record, "append", append)
     assert checkpoint.step_of(made.folder / "checkpoint.safetensors") is not None

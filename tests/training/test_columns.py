@@ -32,7 +32,7 @@ def with_new(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_new")
 def test_declared_column_appears_everywhere() -> None:
     for table in ("updates", "steps"):
-        assert record._schema(table).field("spread").type == pa.int64()
+        assert record.schema(table).field("spread").type == pa.int64()
     assert token_metrics.of_step([{"spread": 1}, {"spread": 5}, {"spread": 3}]) == {"spread": 5}
     assert "spread" in columns.kept()
     assert columns.bounds("spread") == (0.0, 1.0)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from small_runs import finished, interrupt, planned
 
-from steadymoe.bench.runs import compose, execute, record, run_folder
+from steadymoe.bench.runs import compose, execute, run_folder
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.training import checkpoint
 
@@ -22,8 +22,8 @@ def test_kept_weights_are_those_after_their_step(kept: compose.Run, tmp_path: Pa
     halted = planned(tmp_path, "checkpoint_every=1")
     interrupt(halted, 3)
     tensors, _ = checkpoint.read_tensors(halted.folder / "checkpoint.safetensors")
-    weights = load_file(record.weights_path(kept.folder, 2))
-    start = planned(tmp_path, f"cold_start.path='{record.weights_path(kept.folder, 2)}'").config
+    weights = load_file(run_folder.weights_path(kept.folder, 2))
+    start = planned(tmp_path, f"cold_start.path='{run_folder.weights_path(kept.folder, 2)}'").config
     _, model, _ = execute.at_start(start, lambda *_: None)
     assert weights
     for name, weight in weights.items():
@@ -42,7 +42,7 @@ def test_resumed_run_has_the_kept_weights_of_an_undisturbed_one(
 
     def dies_after_saving(*arguments: object) -> None:
         save(*arguments)  # type: ignore[arg-type]
-        if arguments[0] == record.weights_path(killed.folder, 2):
+        if arguments[0] == run_folder.weights_path(killed.folder, 2):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -51,7 +51,9 @@ def test_resumed_run_has_the_kept_weights_of_an_undisturbed_one(
             execute.execute(killed)
     assert execute.execute(killed) == "finished"
     for run in (asked[1], killed):
-        assert record.weights_path(run.folder, 2).read_bytes() == record.weights_path(kept.folder, 2).read_bytes()
+        assert (
+            run_folder.weights_path(run.folder, 2).read_bytes() == run_folder.weights_path(kept.folder, 2).read_bytes()
+        )
 
 
 def test_redo_reruns_a_run_that_lacks_the_weights_to_keep(kept: compose.Run) -> None:

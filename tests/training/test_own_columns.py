@@ -23,7 +23,7 @@ from steadymoe.algorithms.parts import joined
 from steadymoe.bench.check import properties
 from steadymoe.bench.check.batches import part, ragged
 from steadymoe.bench.report import archive, report_page
-from steadymoe.bench.runs import compose, execute, loggers, record
+from steadymoe.bench.runs import compose, execute, loggers, record, run_folder
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.findings import CheckFailed
 from steadymoe.bench.training import columns, token_metrics
@@ -192,7 +192,7 @@ def test_too_many_columns_fail_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     plain = GRPO.surrogate
     monkeypatch.setattr(GRPO, "surrogate", more)
     assert execute.execute(made) == "failed"
-    assert "a run may have at most 64 columns from its loss" in record.known(made.folder)["error"]
+    assert "a run may have at most 64 columns from its loss" in run_folder.known(made.folder)["error"]
 
 
 def test_odd_columns_are_ignored_and_too_many_damage_a_table(whole: compose.Run, tmp_path: Path) -> None:
@@ -212,10 +212,10 @@ def test_odd_columns_are_ignored_and_too_many_damage_a_table(whole: compose.Run,
     assert record.own_columns(folder) == []
     write(["loss/x"])
     assert "loss/x" in record.read_table(folder, "steps")
-    with pytest.raises(record.Damaged, match=r"loss/x has a number beyond"):
-        record.read_tables(folder, record.known(folder))
+    with pytest.raises(run_folder.Damaged, match=r"loss/x has a number beyond"):
+        record.read_tables(folder, run_folder.known(folder))
     write([f"loss/x{number}" for number in range(65)])
-    with pytest.raises(record.Damaged, match="more than 64 columns of its own"):
+    with pytest.raises(run_folder.Damaged, match="more than 64 columns of its own"):
         record.read_table(folder, "steps")
 
 

@@ -12,7 +12,7 @@ import torch
 from small_runs import PROPORTIONAL, begun, finished, planned, trainer
 from torch.testing import assert_close
 
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import execute, record, run_folder
 from steadymoe.bench.training import decoding, forward, old_policy
 from steadymoe.bench.training.learner import Measured
 from steadymoe.bench.training.sampling import Rollout
@@ -186,7 +186,7 @@ def test_measure_little_does_not_change_training(tmp_path: Path) -> None:
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
         execute.execute(made)
-    assert record.read_state(little.folder).status == "finished"
+    assert run_folder.read_state(little.folder).status == "finished"
     ours, theirs = (record.read_table(made.folder, "steps") for made in (little, every))
     assert ours["reward"].iloc[0] == theirs["reward"].iloc[0]
     for name in ("loss", "grad_norm", "entropy"):
