@@ -70,12 +70,12 @@ def test_levels_use_shared_seeds_and_ratios_all_seeds() -> None:
     assert outcomes.start(changed)[0].n == 5
 
 
-def test_missing_dial_and_missing_line_are_shown_in_words() -> None:
+def test_missing_dial_and_missing_threshold_are_shown_in_words() -> None:
     (first, _) = outcomes.scores(made({"grpo": 0.0, "gspo": 1.0}))
     assert first.text(STALENESS) == "not run"
     flat = made({"grpo": 0.0}).assign(sampled=0.3)
     (alone,) = outcomes.scores(flat)
-    assert alone.text(RATE) == "no line"
+    assert alone.text(RATE) == "no threshold"
 
 
 def test_smallest_decidable_ratio_grows_with_noise_and_losses() -> None:
