@@ -12,7 +12,7 @@ from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, SHUFFLED, Dial
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds, t_quantile
-from steadymoe.bench.statistics.tolerance import Best, Tolerance, best_value, of_arm, order
+from steadymoe.bench.statistics.tolerance import Tolerance, best_value, of_arm, order
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,8 @@ def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
 
 def best_rate(outcomes: pd.DataFrame, loss: str) -> float:
     """Return the learning rate with the highest mean sampled accuracy on the rate's dial."""
-    return _best(outcomes, loss).value
-
-
-def _best(outcomes: pd.DataFrame, loss: str) -> Best:
     ours = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == loss)]
-    return best_value(ours["value"], ours["sampled"])
+    return best_value(ours["value"], ours["sampled"]).value
 
 
 def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[float]:
@@ -76,7 +72,7 @@ def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[floa
     levels = RATE.levels(outcomes)
     rates = sorted(levels.loc[levels["arm"] == loss, "value"].unique())
     found, _ = of_arm(levels, loss)
-    more = [rates[0] / 2] if _best(outcomes, loss).end == "lowest" and rates[0] == grid[0] else []
+    more = [grid[0] / 2] if best_rate(outcomes, loss) == rates[0] == grid[0] else []
     if found is not None and np.isinf(found.crossing) and rates[-1] == grid[-1]:
         more.append(2 * rates[-1])
     return more

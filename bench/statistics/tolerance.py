@@ -236,8 +236,8 @@ def by_seed(levels: pd.DataFrame, arm: str) -> pd.DataFrame:
     return levels[levels["arm"] == arm].pivot_table(index="value", columns="seed", values="sampled").dropna(axis=1)
 
 
-def _curves(tables: Sequence[pd.DataFrame], seeds: pd.Index) -> list[Curve]:
-    return [Curve(table.index.to_numpy(float), table[seeds].to_numpy()) for table in tables]
+def _curve(by_seed: pd.DataFrame, seeds: pd.Index) -> Curve:
+    return Curve(by_seed.index.to_numpy(float), by_seed[seeds].to_numpy())
 
 
 def of_arm(levels: pd.DataFrame, arm: str, at: float | None = None) -> tuple[Tolerance | None, float]:
@@ -257,7 +257,8 @@ def of_arm(levels: pd.DataFrame, arm: str, at: float | None = None) -> tuple[Tol
     start = levels[levels["arm"] == reference].groupby("seed")["start"].first()
     generator = np.random.default_rng(0)  # the same draws for every loss: losses are paired, too
     try:
-        return of_curves(*_curves((ours, theirs), seeds), start[seeds].to_numpy(), generator, at), best
+        curves = _curve(ours, seeds), _curve(theirs, seeds)
+        return of_curves(*curves, start[seeds].to_numpy(), generator, at), best
     except ValueError:  # one value of the dial, or a reference that gains nothing
         return None, best
 
@@ -267,8 +268,8 @@ def heights(levels: pd.DataFrame, at: float | None = None) -> tuple[float, float
     if (reference := reference_arm(levels)) is None:
         return None
     start, theirs = levels.groupby("seed")["start"].first().mean(), by_seed(levels, reference)
-    (curve,) = _curves([theirs], theirs.columns)
-    return start, float(threshold(curve, np.array([start]), theirs.mean(axis=1).to_numpy()[None], at)[0])
+    curve, means_1E = _curve(theirs, theirs.columns), theirs.mean(axis=1).to_numpy()[None]
+    return start, float(threshold(curve, np.array([start]), means_1E, at)[0])
 
 
 def order(tolerance: Tolerance | None) -> float:
@@ -319,7 +320,7 @@ def agreement(levels: pd.DataFrame, arms: Sequence[str]) -> tuple[Estimate, Esti
         start_S = ours.groupby("seed")["start"].first()[seeds].to_numpy()
         resampled = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
         draws_NS = np.vstack([np.arange(len(seeds)), resampled])
-        ranked.append(ranked_in_draws(_curves(tables, seeds), start_S, draws_NS))
+        ranked.append(ranked_in_draws([_curve(each, seeds) for each in tables], start_S, draws_NS))
         counts.append(len(seeds))
     tolerances, accuracies = (
         _tau_of_draws(np.mean([kendall_tau(*pair) for pair in combinations(numbers, 2)], axis=0), min(counts))

@@ -327,7 +327,7 @@ def test_record_appends_the_loss_and_its_reference(
     after, runs = files[0].read_text(), times(Path("results/runs"))
     code, out, err = score("algorithm=gmpo", "--record")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "gmpo was recorded before: rate 0.001, seed 0" in err
+    assert "gmpo was recorded before" in err
     assert (files[0].read_text(), times(Path("results/runs"))) == (after, runs)
 
 
