@@ -181,6 +181,7 @@ def score(
     problem = "" if quick else outcomes.gains_without_reward(found, shuffled)
     notes = [f"{own.label} is {label}: {board.TERMS[label]}"] if label else []
     notes += [f"{own.label} cannot be recorded: {problem}."] if problem else []
+    # The last arm is the scored one, or an anchor, which needs no STEADYMOE_PATH.
     _show(own, found, notes, quick, rates[-1].planned[0].command.partition("steadymoe ")[0])
     if to_record and not problem:
         _record(own, found, label)
