@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, figures, joined, paper, tables, write
-from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, style, tolerance
+from steadymoe.bench.report import archive, dials, figures, joined, paper, tables, write
+from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, style
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome, run_folder
 from steadymoe.bench.runs.run_folder import Damaged
@@ -222,10 +222,9 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
     """
     steps, runs = data["steps"], data["runs"]
     own = archive.one_trainer({name: data[name] for name in ("steps", "runs", "evaluations")})
-    reference = paper.shown(tolerance.REFERENCE, tolerance.REFERENCE)
     every = {
         "leaderboard": (tables.leaderboard(own["steps"], own["runs"]), tables.LEADERBOARD_CAPTION),
-        "tolerance": (tolerance.table(own["steps"]), tolerance.CAPTION.replace(tolerance.REFERENCE, reference)),
+        "tolerance": (dials.table(own["steps"]), dials.caption()),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(own["steps"], own["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
@@ -258,8 +257,8 @@ def _written(
     dial = shown.get("tolerance")
     lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
     if dial is not None:  # what a sweep over a dial is for
-        lead, first = "tolerance", (dial[0], tolerance.SHORT_CAPTION)
-        said = [*tolerance.sentences(dial[0]), *said]
+        lead, first = "tolerance", (dial[0], dials.SHORT_CAPTION)
+        said = [*dials.sentences(dial[0]), *said]
     drawn: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
     failed: list[str] = []

@@ -114,8 +114,8 @@ def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str])
     return curves.agg(lambda curve: one_number(curve, how))
 
 
-def line_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Return the name of each row's line, in the words of an arm's name: the algorithm, and the ``keys`` that vary.
+def arm_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+    """Return the name of each row's arm by its algorithm and the ``keys`` that vary: the same for all values of a dial.
 
     A choice that is off has no word. A model stands without its key. Runs alike in all this that differ in an
     axis without a column, such as a clip or an advantage, have its words too: they are not averaged.

@@ -89,7 +89,7 @@ def _faults(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Itera
     sizes = np.abs(table[numbers].to_numpy(float))
     for place in np.flatnonzero(((sizes > LARGEST) & np.isfinite(sizes)).any(axis=0)):
         yield f"{numbers[place]} has a number beyond ±{LARGEST:g}"
-    first, last = int(name != "evaluations"), facts["config"]["steps"]
+    first, last = int(name != "evaluations"), run_folder.rollouts(facts)
     if not table["step"].between(first, last).all():
         yield f"step must be a whole number from {first} to {last} in every row"
     if name in _KEYS and (table[_KEYS[name]].isna().any(axis=None) or table.duplicated(_KEYS[name]).any()):

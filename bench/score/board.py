@@ -22,23 +22,23 @@ from steadymoe.bench.support.text import markdown, visible
 # The losses of the picture, beside the two anchors.
 _SHOWN = (*ANCHORS, "grpo_unclipped", "vespo")
 TERMS = {
-    "number": f"The value of a dial where a loss's mean held-out accuracy first falls below the threshold, in multiples of "
-    f"{REFERENCE}'s, with an uncorrected 95 % interval over paired seeds.",
+    "tolerance": f"The value of a dial where a loss's mean held-out accuracy first falls below the threshold, in "
+    f"multiples of {REFERENCE}'s, with an uncorrected 95 % interval over paired seeds.",
     "threshold": f"The start plus {SHARE:.0%} of what {REFERENCE} gains at its best value of the dial.",
     "rate": "The learning rate, at 64 updates per rollout.",
     "staleness": f"Updates per rollout, at four times {REFERENCE}'s best rate, where stale data do harm.",
     "mismatch": "Noise on the sampler's weights, at each loss's best rate.",
-    "*": "The number differs from 1: t test on the logarithm, Holm-corrected over all losses on the dial.",
-    "> x": "The loss never falls below the threshold on the grid, so its number is at least x.",
+    "*": "The tolerance differs from 1: t test on the logarithm, Holm-corrected over all losses on the dial.",
+    "> x": "The loss never falls below the threshold on the grid, so its tolerance is at least x.",
     "> grid": "The interval has no upper end, because too many draws of the bootstrap never fall below the threshold.",
-    "–": "The loss never rises to the threshold. Under Headroom: a best rate is at an end of the grid, or the curve never "
-    "falls below the threshold.",
+    "–": "The loss never rises to the threshold. Under Headroom: a best rate is at an end of the grid, or the curve "
+    "never falls below the threshold.",
     "n": "Seeds on the rate's dial; those beyond the first five were added after a look at these. The other dials have "
     "five or more.",
     "sampled, greedy": "Accuracy at the best rate, on the seeds all losses share. They helped choose the rate, which "
     "biases it upwards, so it is not ranked.",
     "headroom": f"How far beyond its best rate a loss goes until it falls below the threshold, over the same for "
-    f"{REFERENCE}. The other factor of the rate's number is the best rate over {REFERENCE}'s (the top of a parabola "
+    f"{REFERENCE}. The other factor of the rate's tolerance is the best rate over {REFERENCE}'s (the top of a parabola "
     "through the highest level and its neighbours); smaller steps at every rate raise only that.",
     "recipe": f"A loss has {REFERENCE}'s advantage; a recipe changes it, or something else around the loss.",
     "with state": "The loss remembers other batches, which could hide a schedule.",

@@ -4,8 +4,8 @@ import argparse
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
 
 _RESULTS = Path("results")
+# The name of the dial on which the scored loss runs with shuffled rewards.
+_CONTROL = "shuffled"
 _DESCRIPTION = """\
 Score an algorithm: how much stress it tolerates, in multiples of GRPO's. Checks it, trains it next to
 GRPO and GSPO over learning rates, then over updates per rollout and over noise on the sampler, and
@@ -95,10 +97,10 @@ class Part(NamedTuple):
 
     arm: Arm
     dial: Dial
-    words: list[str]
+    args: list[str]
     """The arguments of ``steadymoe run`` that make ``planned``."""
     planned: list[Run]
-    beyond: list[Run]
+    beyond: Sequence[Run] = ()
     """Runs at rates beyond the grid's ends, which count where they were needed."""
 
     @property
@@ -106,12 +108,18 @@ class Part(NamedTuple):
         """Return the planned runs and those beyond."""
         return [*self.planned, *self.beyond]
 
+    @property
+    def grid(self) -> list[float]:
+        """Return the learning rates of the planned runs, ascending."""
+        return sorted({run.config.optimizer.learning_rate for run in self.planned})
 
-def _part(arm: Arm, dial: Dial, more: Sequence[str] = (), beyond: Sequence[float] = ()) -> Part:
-    """Plan the runs that turn a dial, with ``more`` overrides; also at the rates ``beyond``. Raises ConfigError."""
-    words = ["-m", f"experiment={dial.experiment}", *dial.overrides, *arm.overrides, *more]
-    further = compose.plan([*words[1:], *_at(*beyond)], multirun=True) if beyond else []
-    return Part(arm, dial, words, compose.plan(words[1:], multirun=True), further)
+
+def _part(arm: Arm, dial: Dial, more: Sequence[str] = (), is_wide: bool = False) -> Part:
+    """Plan the runs that turn a dial, with ``more`` overrides; ``is_wide``: and those beyond. Raises ConfigError."""
+    args = [f"experiment={dial.experiment}", *dial.overrides, *arm.overrides, *more]
+    part = Part(arm, dial, ["-m", *args], compose.plan(args, multirun=True))
+    ends = _at(part.grid[0] / 2, 2 * part.grid[-1])
+    return part._replace(beyond=compose.plan([*args, *ends], multirun=True)) if is_wide else part
 
 
 def _at(*rates: float) -> list[str]:
@@ -138,16 +146,16 @@ def score(
     """
     own = read(overrides)
     anchors = [Arm(name, name, (f"algorithm={name}",)) for name in (ANCHORS[:1] if quick else ANCHORS)]
-    # GRPO first: its gain draws the line.
-    arms = [*anchors, *([] if own.label in [anchor.label for anchor in anchors] else [own])]
-    grid = sorted({run.config.optimizer.learning_rate for run in _part(arms[0], RATE).planned})
-    ends = [] if quick else [grid[0] / 2, 2 * grid[-1]]
-    rates = [_part(arm, RATE, QUICK if quick else (), ends) for arm in arms]
-    dials, control = ([], []) if quick else _later(own, rates)
-    _refuse(own, [*rates, *dials, *control], again)
+    # GRPO first: its gain sets the threshold.
+    arms = {arm.label: arm for arm in (*anchors, own)}.values()
+    rates = [_part(arm, RATE, QUICK if quick else (), is_wide=not quick) for arm in arms]
+    best = _best_rates(rates)
+    later = [] if quick else _later(own, rates, best)
+    parts = [*rates, *later]
+    _refuse(own, parts, again)
     if to_record:
-        recorded.refuse(overrides, _keys([part for part in (*rates, *dials) if part.arm.label == own.label]))
-    for line in _progress(rates, dials, control, again):
+        recorded.refuse(overrides)
+    for line in _progress(parts, again):
         print(visible(line))
     if dry_run:
         return 0
@@ -157,46 +165,52 @@ def score(
     for place, part in enumerate(rates):
         if code := _run(part, again):
             return code
-        wider = [] if quick else outcomes.wider(_outcomes(rates[: place + 1]), part.arm.label, grid)
-        if wider and (code := runs.main([*part.words, *_at(*wider)])):
+        wider = [] if quick else outcomes.wider(_outcomes(rates[: place + 1]), part.arm.label, part.grid)
+        if wider and (code := runs.main([*part.args, *_at(*wider)])):
             return code
-    dials, control = ([], []) if quick else _later(own, rates)  # at the best rates, now known
-    for part in (*dials, *control):
+    if later and (measured := _best_rates(rates)) != best:
+        later = _later(own, rates, measured)
+    for part in later:
         if code := _run(part, again):
             return code
-    found, shuffled = _outcomes([*rates, *dials]), _outcomes(control)
+    found = _outcomes([*rates, *later])
+    is_control = found["dial"] == _CONTROL
+    found, shuffled = found[~is_control], found[is_control]
     keeps_state = properties.memory(check.read(overrides).loss).startswith(properties.KEEPS_STATE)
     label = "with state" if keeps_state else ""
     problem = "" if quick else outcomes.gains_without_reward(found, shuffled)
     notes = [f"{own.label} is {label}: {board.TERMS[label]}"] if label else []
     notes += [f"{own.label} cannot be recorded: {problem}."] if problem else []
-    _show(own, found, notes, quick)
+    # The last arm is the scored one, or an anchor, which needs no STEADYMOE_PATH.
+    _show(own, found, notes, quick, rates[-1].planned[0].command.partition("steadymoe ")[0])
     if to_record and not problem:
         _record(own, found, label)
     return 1 if to_record and problem else 0
 
 
-def _later(own: Arm, rates: Sequence[Part]) -> tuple[list[Part], list[Part]]:
-    """Plan the other dials of every arm, and a run of the scored loss with shuffled rewards.
+def _best_rates(rates: Sequence[Part]) -> dict[str, float]:
+    """Return loss → its best rate today, of those that have ended runs."""
+    found = _outcomes(rates)
+    return {loss: outcomes.best_rate(found, loss) for loss in found["loss"].unique()}
 
-    What is at an arm's best rate is at the rate that is best today.
-    """
-    found, first = _outcomes(rates), rates[0].planned[0].config
-    best = {loss: _at(outcomes.best_rate(found, loss)) for loss in found["loss"].unique()}
+
+def _later(own: Arm, rates: Sequence[Part], best: Mapping[str, float]) -> list[Part]:
+    """Plan the other dials of every arm, and a run of the scored loss with shuffled rewards, at the rates ``best``."""
+    first = rates[0].planned[0].config
+    at = {label: _at(rate) for label, rate in best.items()}
     dials = [
-        _part(arm, dial, best.get(arm.label, ()) if dial.at_best_rate else ())
-        for dial in DIALS[1:]
-        for arm, *_ in rates
+        _part(arm, dial, at.get(arm.label, ()) if dial.at_best_rate else ()) for dial in DIALS[1:] for arm, *_ in rates
     ]
-    one = ["rollout.shuffle_rewards=true", f"experiment_name={RATE.experiment}_shuffled", f"seed={first.seed}"]
-    return dials, [_part(own, RATE, [*one, *best.get(own.label, _at(first.optimizer.learning_rate))])]
+    shuffled = ("rollout.shuffle_rewards=true", f"experiment_name={RATE.experiment}_shuffled", f"seed={first.seed}")
+    control = replace(RATE, name=_CONTROL, overrides=(*RATE.overrides, *shuffled))
+    return [*dials, _part(own, control, at.get(own.label, _at(first.optimizer.learning_rate)))]
 
 
 def _run(part: Part, again: bool) -> int:
     """Make the planned runs and return the exit code; ``again`` moves outdated ones away first, and says which."""
     for line in run_folder.redo(part.runs) if again else ():
         print(visible(line), file=sys.stderr)
-    return runs.main(part.words)
+    return runs.main(part.args)
 
 
 def _outcomes(parts: Sequence[Part]) -> pd.DataFrame:
@@ -206,28 +220,19 @@ def _outcomes(parts: Sequence[Part]) -> pd.DataFrame:
     return pd.concat(ended, ignore_index=True) if ended else pd.DataFrame(columns=list(COLUMNS))
 
 
-def _keys(parts: Sequence[Part]) -> pd.DataFrame:
-    """Return what is known of outcomes before anything runs."""
-    keys = [
-        (part.arm.label, part.dial.name, standard.value_of(part.dial, run), run.config.seed)
-        for part in parts
-        for run in part.planned
-    ]
-    return pd.DataFrame(keys, columns=recorded.KEYS)
-
-
 def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
     """Raise ConfigError for what would stop a score later, or would score something else."""
     reference, *_ = parts
-    for dial in DIALS:
-        standard.refuse_other_settings(dial, _part(reference.arm, dial).planned)
+    for dial in DIALS:  # at the experiment's own rate, as it was recorded
+        standard.refuse_other_settings(dial, _part(reference.arm, dial, ["seed=0"]).planned)
     mine = [run for part in parts if part.arm.label == own.label for run in part.runs]
     if changed := standard.changed_setting(reference.planned[0].plain, mine[0].plain):
         raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
-    tuned = [word for word in own.overrides if not word.startswith("algorithm=")]
+    tuned = [override for override in own.overrides if not override.startswith("algorithm=")]
     if len(tuned) > MOST_TUNED:
         raise ConfigError(f"at most {MOST_TUNED} numbers of a loss may be tuned, got {len(tuned)}: {' '.join(tuned)}")
-    older = [run for run in mine if _has_changed(run)]
+    # In whose folders are runs of another config.
+    older = [run for run in mine if run_folder.known(run.folder).get("config_hash", run.config_hash) != run.config_hash]
     if older and not again:
         raise ConfigError(
             f"{own.label} was scored with another config ({older[0].folder}); score it again with --redo, or rename it"
@@ -235,29 +240,21 @@ def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
     run_folder.refuse_others([run for part in parts for run in part.runs if run not in older], may_redo=again)
 
 
-def _has_changed(run: Run) -> bool:
-    """Whether a run's folder holds a run of another config."""
-    before = run_folder.known(run.folder)
-    return bool(before) and before["config_hash"] != run.config_hash
-
-
-def _progress(rates: Sequence[Part], dials: Sequence[Part], control: Sequence[Part], again: bool) -> list[str]:
+def _progress(parts: Sequence[Part], again: bool) -> list[str]:
     """Return lines on finished, missing and, ``again``, outdated runs, and how long they take at the recorded pace."""
-    of_rates, *others = (
-        [run_folder.read_state(run.folder) for part in parts for run in part.planned]
-        for parts in (rates, dials, control)
-    )
-    missing, *later = (sum(not state.has_ended for state in states) for states in (of_rates, *others))
-    lines = [f"rate: {dry.summary(of_rates)}"]
-    if dials:
-        lines.append(f"staleness and mismatch: {later[0]} to run; with shuffled rewards: {later[1]}")
-        missing += sum(later)
-    every = [run for part in (*rates, *dials, *control) for run in part.runs]
-    if again and (old := [run for run in every if run_folder.stale(run) is not None]):
+    states: dict[str, list[run_folder.State]] = {}
+    for part in parts:
+        states.setdefault(part.dial.name, []).extend(run_folder.read_state(run.folder) for run in part.planned)
+    to_run = {dial: sum(not state.has_ended for state in of_dial) for dial, of_dial in states.items()}
+    lines, missing = [f"{RATE.name}: {dry.summary(states[RATE.name])}"], sum(to_run.values())
+    if _CONTROL in to_run:
+        others = missing - to_run[RATE.name] - to_run[_CONTROL]
+        lines.append(f"staleness and mismatch: {others} to run; with shuffled rewards: {to_run[_CONTROL]}")
+    if again and (old := [run for part in parts for run in part.runs if run_folder.stale(run) is not None]):
         missing += sum(run_folder.read_state(run.folder).has_ended for run in old)
         lines.append(f"outdated: {len(old)} to replace")
     if missing:
-        facts, at = standard.made(), at_once(rates[0].words[1:], True) or 1
+        facts, at = standard.made(), at_once(parts[0].args[1:], True) or 1
         minutes = missing * facts["minutes"] / min(at, missing)
         lines.append(
             f"about {minutes:.0f} minutes with {at} runs at once, plus cold starts; one run took "
@@ -266,8 +263,11 @@ def _progress(rates: Sequence[Part], dials: Sequence[Part], control: Sequence[Pa
     return lines
 
 
-def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool) -> None:
-    """Print the scores and the notes, with ``more``, and write the page with its figure and its numbers."""
+def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool, path: str) -> None:
+    """Print the scores and the notes, with ``more``, and write the page with its figure and its numbers.
+
+    ``path`` sets STEADYMOE_PATH before the command that repeats the score, where its runs need it.
+    """
     scored = outcomes.scores(found)
     rows, notes = outcomes.table(scored), [*outcomes.notes(scored, found, own.label, quick), *more]
     rows = rows if not quick else rows.drop(columns=[f"{dial.name} × {REFERENCE}" for dial in DIALS[1:]])
@@ -275,9 +275,7 @@ def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool) -> No
     folder = regular_files.folder(_RESULTS, "scores", version, own.name)
     paths = board.draw(found, folder)
     title = f"{visible(own.label)} in {version}"
-    # With STEADYMOE_PATH where its runs need it.
-    prefix = _part(own, RATE).planned[0].command.partition("steadymoe ")[0]
-    command = prefix + shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
+    command = path + shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
     page = board.page(title, found, {"Tolerance": rows}, notes, own.label, command)
     paths += write.files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
     for line in [*write.to_markdown(rows).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:

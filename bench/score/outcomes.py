@@ -7,15 +7,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.report import archive, tables
-from steadymoe.bench.report.figures import tolerance
+from steadymoe.bench.report import archive, dials
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, SHUFFLED, Dial
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds, t_quantile
-from steadymoe.bench.statistics.tolerance import Best, Tolerance, best_value
-
-_OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
+from steadymoe.bench.statistics.tolerance import Tolerance, best_value, of_arm, order
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class Score:
 
     loss: str
     tolerances: Mapping[str, Tolerance | None]
-    """Dial → number, None where no line can be drawn; a dial that did not run is missing."""
+    """Dial → number, None where there is no threshold; a dial that did not run is missing."""
     decided: Mapping[str, bool]
     """Dial → whether the ratio differs from 1: t test on its logarithm, Holm over the losses of the table."""
     best_rate: float
@@ -43,7 +40,7 @@ class Score:
         if dial.name not in self.tolerances:
             return "not run"
         number = self.tolerances[dial.name]
-        return "no line" if number is None else f"{number}{' *' if self.decided[dial.name] else ''}"
+        return "no threshold" if number is None else f"{number}{' *' if self.decided[dial.name] else ''}"
 
 
 def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
@@ -58,32 +55,24 @@ def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
 def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
     """Return the outcomes of one loss from the table ``steps`` of ``archive.load``."""
     steps = steps.assign(rate=steps["learning_rate"], turned=steps[dial.column].astype(float))
-    keys, start = ["algorithm", "rate", "turned", "seed"], steps[steps["step"] == 0]
-    found = {"start": tables.run_numbers(start, "eval_accuracy", "first", keys)}
-    found |= {"start_greedy": tables.run_numbers(start, "eval_greedy", "first", keys)}
-    found |= {name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()}
-    rows = pd.DataFrame(found).dropna(subset=["sampled"]).reset_index().rename(columns={"turned": "value"})
+    rows = dials.ends(steps, ["algorithm", "rate", "turned", "seed"]).rename(columns={"turned": "value"})
     return rows.assign(dial=dial.name, loss=loss)[list(COLUMNS)]
 
 
 def best_rate(outcomes: pd.DataFrame, loss: str) -> float:
     """Return the learning rate with the highest mean sampled accuracy on the rate's dial."""
-    return _best(outcomes, loss).value
-
-
-def _best(outcomes: pd.DataFrame, loss: str) -> Best:
     ours = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == loss)]
-    return best_value(ours["value"], ours["sampled"])
+    return best_value(ours["value"], ours["sampled"]).value
 
 
 def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[float]:
     """Return the rates by which a loss's ``grid``, ascending, is extended: once, below if its first rate is the best,
-    above if the loss is still on its line at the last.
+    above if it still reaches the threshold at the last.
     """
     levels = RATE.levels(outcomes)
-    rates = sorted(levels.loc[levels["line"] == loss, "dial"].unique())
-    found, _ = tolerance.of_arm(levels, loss)
-    more = [rates[0] / 2] if _best(outcomes, loss).end == "lowest" and rates[0] == grid[0] else []
+    rates = sorted(levels.loc[levels["arm"] == loss, "value"].unique())
+    found, _ = of_arm(levels, loss)
+    more = [grid[0] / 2] if best_rate(outcomes, loss) == rates[0] == grid[0] else []
     if found is not None and np.isinf(found.crossing) and rates[-1] == grid[-1]:
         more.append(2 * rates[-1])
     return more
@@ -102,9 +91,7 @@ def scores(*blocks: pd.DataFrame) -> list[Score]:
     decided: dict[str, dict[str, bool]] = {loss: {} for loss in of}
     for dial in DIALS:
         levels = {loss: dial.levels(block) for loss, block in of.items()}
-        numbers = {
-            loss: tolerance.of_arm(ours, loss, dial.at)[0] for loss, ours in levels.items() if loss in set(ours["line"])
-        }
+        numbers = {loss: of_arm(ours, loss, dial.at)[0] for loss, ours in levels.items() if loss in set(ours["arm"])}
         known = {loss: number for loss, number in numbers.items() if number is not None}
         others = [loss for loss in known if loss != REFERENCE]
         corrected = dict(zip(others, holm([known[loss].p for loss in others]), strict=True))
@@ -117,7 +104,7 @@ def scores(*blocks: pd.DataFrame) -> list[Score]:
         ours = of_rate[(of_rate["loss"] == loss) & (of_rate["value"] == rate)]
         ends = (over_seeds(ours[name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
         found.append(Score(loss, tolerances[loss], decided[loss], rate, *ends))
-    return sorted(found, key=lambda each: -tolerance.order(each.tolerances.get(RATE.name)))
+    return sorted(found, key=lambda each: -order(each.tolerances.get(RATE.name)))
 
 
 def _on_shared_seeds(outcomes: pd.DataFrame) -> pd.DataFrame:

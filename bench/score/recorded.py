@@ -18,15 +18,9 @@ from steadymoe.bench.score import standard
 from steadymoe.bench.support import revision
 from steadymoe.bench.support.errors import ConfigError
 
-# What tells recorded rows apart.
-KEYS = ["loss", "dial", "value", "seed"]
 
-
-def refuse(overrides: Sequence[str], rows: pd.DataFrame) -> None:
-    """Raise ConfigError if the algorithm of ``overrides`` cannot be recorded with ``rows``.
-
-    Of these, loss, dial, value and seed are known before anything runs.
-    """
+def refuse(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if the algorithm of ``overrides`` cannot be recorded."""
     path = standard.FOLDER / standard.OUTCOMES
     if not revision.is_tracked(path):
         raise ConfigError(f"--record needs a git checkout of steadymoe, and git does not track {path}")
@@ -34,18 +28,17 @@ def refuse(overrides: Sequence[str], rows: pd.DataFrame) -> None:
         raise ConfigError(
             f"--record takes an algorithm of the checkout with the numbers of its YAML, got {shlex.join(overrides)}"
         )
-    known = pd.concat(standard.blocks())[KEYS]
-    if len(twice := rows[KEYS].merge(known)):
-        loss, dial, value, seed = twice.iloc[0]
-        raise ConfigError(f"{loss} was recorded before: {dial} {value:g}, seed {seed}")
+    (loss,) = (override.partition("=")[2] for override in overrides)
+    if any(loss in set(block["loss"]) for block in standard.blocks()):
+        raise ConfigError(f"{loss} was recorded before")
 
 
 def append(loss: str, rows: pd.DataFrame, facts: Mapping[str, Any]) -> list[Path]:
     """Append the outcomes of a loss and of the GRPO beside it, and what is known of its runs; return the files.
 
-    Raises ConfigError for rows that ``refuse`` would refuse, and for runs that are not paired.
+    Raises ConfigError for what ``refuse`` refuses, and for runs that are not paired.
     """
-    refuse([f"algorithm={loss}"], rows[rows["loss"] == loss])  # another process may have recorded it meanwhile
+    refuse([f"algorithm={loss}"])  # another process may have recorded it meanwhile
     if (rows.groupby(["dial", "seed"])["start"].nunique() > 1).any():
         raise ConfigError(f"{loss} is not recorded: GRPO's runs began from other cold starts; run both on one machine")
     made = standard.made()

@@ -2,7 +2,7 @@
 
 A dial is an experiment of ``conf/experiment``, which fixes its values, seeds and setting. With other numbers it is
 another version: ``refuse_other_settings`` compares it with what was recorded, all but the seeds. These and the share of
-GRPO's gain that draws the line (``statistics.tolerance.SHARE``) belong to the version, too.
+GRPO's gain that sets the threshold (``statistics.tolerance.SHARE``) belong to the version, too.
 """
 
 import json
@@ -14,13 +14,12 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.report.archive import NUMBERS
-from steadymoe.bench.report.figures import tolerance
 from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.compose import Run
+from steadymoe.bench.statistics.tolerance import REFERENCE
 from steadymoe.bench.support.errors import ConfigError
 
 VERSION = "steadymoe-2"
-REFERENCE = tolerance.REFERENCE
 # Losses that run on the scorer's machine too, so that ratios are of the same cold starts.
 ANCHORS = (REFERENCE, "gspo")
 # A first look: one dial, fewer rates and seeds.
@@ -47,16 +46,15 @@ class Dial:
     column: str
     """What it turns, in recorded tables."""
     at: float | None = None
-    """The value at which GRPO's gain draws the line: that of the setting. None: GRPO's best."""
+    """The value at which GRPO's gain sets the threshold: that of the setting. None: GRPO's best."""
     at_best_rate: bool = False
     """Whether it is turned at a loss's best learning rate; else at that of its experiment."""
     overrides: tuple[str, ...] = ()
     """Further overrides; none in the standard."""
 
     def levels(self, outcomes: pd.DataFrame) -> pd.DataFrame:
-        """Return the outcomes of this dial as ``report.figures.tolerance`` has them."""
-        ours = outcomes[outcomes["dial"] == self.name].drop(columns="dial")
-        return ours.rename(columns={"loss": "line", "value": "dial"})
+        """Return the outcomes of this dial as levels (``statistics.tolerance``)."""
+        return outcomes[outcomes["dial"] == self.name].rename(columns={"loss": "arm"})
 
 
 RATE = Dial("rate", "tolerance", "learning_rate")

@@ -1,31 +1,37 @@
 """Tolerance: how far a dial can be turned before a loss keeps less than a share of GRPO's gain.
 
-Outcome is the sampled accuracy at a run's last evaluation. The line is the start plus ``SHARE`` of the gain of the
-reference (GRPO) at its best value of the dial; it is one line for all losses, so a loss that hardly moves tolerates
-nothing. The crossing of a loss is where its mean curve first falls below the line beyond its own best value, between
-two values by linear interpolation in the dial, or in its logarithm where the dial has one. What happens further on does
-not count: a loss that hardly leaves its start on very old data may rise again, and tolerates nothing by that. The number is
-the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard error of a
-bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
+The outcome is the sampled accuracy at a run's last evaluation. The *threshold* is the start plus ``SHARE`` of the gain
+of the reference (GRPO) at its best value of the dial; it is the same for all losses, so a loss that hardly moves
+tolerates nothing. A loss crosses where its mean curve first falls below the threshold beyond its own best value,
+interpolated linearly between two values of the dial, or in their logarithm if all are positive. What happens further
+on does not count: a loss that hardly leaves its start on very old data may rise again, and tolerates no more for it.
+The tolerance is the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard
+error of a bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
 
-The number has two factors: how much higher the loss's own best value is than the reference's, and how far beyond it the
-loss goes, its *headroom*, over the reference's. A loss that takes half the step at any rate tolerates twice the rate, is
+It has two factors: how much higher the loss's own best value is than the reference's, and how far beyond it the loss
+goes, its *headroom*, over the reference's. A loss that takes half the step at any rate tolerates twice the rate, is
 best at twice the rate, and has the same headroom.
 
 Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws of the bootstrap.
+
+A table of *levels* has a row for each run: arm, algorithm, value (of the dial), seed, start and sampled (its accuracy
+before and after training), and panel if there are several settings, each with its own reference.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
-from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, half_of_draws, t_quantile
+from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE, kendall_tau
+from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, half_of_draws, over_seeds, t_quantile
 
+REFERENCE = "grpo"
 SHARE = 0.5
 """Of the reference's gain: of shares between 0.25 and 0.9 the one with the least noise (results/ruler)."""
 
@@ -38,9 +44,9 @@ class Best(NamedTuple):
     """``lowest`` or ``highest`` if no value was tried beyond it, else empty."""
 
 
-def best_value(dial: pd.Series, levels: pd.Series) -> Best:
+def best_value(values: pd.Series, levels: pd.Series) -> Best:
     """Return the value of the dial with the highest mean level; a row of both is a run."""
-    means = levels.groupby(dial).mean()
+    means = levels.groupby(values).mean()
     place = int(means.argmax())
     return Best(float(means.index[place]), {0: "lowest", len(means) - 1: "highest"}.get(place, ""))
 
@@ -49,25 +55,25 @@ def best_value(dial: pd.Series, levels: pd.Series) -> Best:
 class Curve:
     """The levels of a loss over a dial."""
 
-    dial_D: np.ndarray
-    """Its values, ascending."""
+    values_D: np.ndarray
+    """Of the dial, ascending."""
     levels_DS: np.ndarray
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a loss tolerates of a dial."""
+    """How much of a dial a loss tolerates."""
 
     crossing: float
-    """nan where the curve is nowhere on the line, inf where it never leaves it on the grid; 0 where it is on the line
-    at a dial of 0 alone."""
+    """nan if the curve is below the threshold everywhere, inf if it never falls below it on the grid; 0 if it reaches
+    it at a dial of 0 alone."""
     ratio: float
     """The crossing in multiples of the reference's; at the end of the grid, and so a lower bound, if ``crossing`` is
-    inf. nan without a crossing above 0, or if the reference never leaves its line."""
+    inf. nan without a crossing above 0, or if the reference never falls below the threshold."""
     low: float
     high: float
     """The 95 % interval of ``ratio``, nan below five seeds; 0 or inf if more draws than a tail holds have no ratio or,
-    for ``high``, never leave the line."""
+    for ``high``, never fall below the threshold."""
     p: float
     """Of a ratio of 1, by the same distribution; at least twice the share of draws without a ratio."""
     n: int
@@ -88,52 +94,52 @@ class Tolerance:
         return f"{self.ratio:.2f} [{self.low:.2f}, {high}]"
 
 
-def crossings(curves_ND: np.ndarray, dial_D: np.ndarray, line_N: np.ndarray) -> np.ndarray:
-    """Return where each curve, beyond its best value, first falls below its line, (N,).
+def crossings(curves_ND: np.ndarray, values_D: np.ndarray, threshold_N: np.ndarray) -> np.ndarray:
+    """Return where each curve, beyond its best value, first falls below its threshold, (N,).
 
-    nan if it is nowhere on the line, inf if it does not fall below it. The dial ascends; it is interpolated
-    in its logarithm if all of its values are positive.
+    nan if it is below everywhere, inf if it does not fall below. The values ascend; they are interpolated in their
+    logarithm if all are positive.
     """
-    scale_D = np.log(dial_D) if dial_D[0] > 0 else dial_D
+    scale_D = np.log(values_D) if values_D[0] > 0 else values_D
     best_N1 = curves_ND.argmax(1)[:, None]
-    below_ND = (curves_ND < line_N[:, None]) & (np.arange(len(dial_D)) > best_N1)
-    is_on_N = curves_ND.max(1) >= line_N
-    found_N = np.where(is_on_N, np.inf, np.nan)
-    leaves = np.flatnonzero(is_on_N & below_ND.any(1))
+    below_ND = (curves_ND < threshold_N[:, None]) & (np.arange(len(values_D)) > best_N1)
+    reaches_N = curves_ND.max(1) >= threshold_N
+    found_N = np.where(reaches_N, np.inf, np.nan)
+    leaves = np.flatnonzero(reaches_N & below_ND.any(1))
     after = below_ND[leaves].argmax(1)
     before = after - 1
     above, below = curves_ND[leaves, before], curves_ND[leaves, after]
-    part = (above - line_N[leaves]) / (above - below)
+    part = (above - threshold_N[leaves]) / (above - below)
     place = scale_D[before] + part * (scale_D[after] - scale_D[before])
-    found_N[leaves] = np.exp(place) if dial_D[0] > 0 else place
+    found_N[leaves] = np.exp(place) if values_D[0] > 0 else place
     return found_N
 
 
-def tops(curves_ND: np.ndarray, dial_D: np.ndarray) -> np.ndarray:
+def tops(curves_ND: np.ndarray, values_D: np.ndarray) -> np.ndarray:
     """Return where each curve is highest, (N,): the top of the parabola through its highest value and both neighbours.
 
     In the logarithm of the dial; nan at an end, beyond which a better value may lie, and if the dial has a 0.
     """
     best_N, each_N = curves_ND.argmax(1), np.arange(len(curves_ND))
     top_N = np.full(len(curves_ND), np.nan)
-    inside = (best_N > 0) & (best_N < len(dial_D) - 1) & (dial_D[0] > 0)
+    inside = (best_N > 0) & (best_N < len(values_D) - 1) & (values_D[0] > 0)
     at, each = best_N[inside], each_N[inside]
     if len(at):
-        scale_D = np.log(dial_D)
+        scale_D = np.log(values_D)
         left, right = scale_D[at] - scale_D[at - 1], scale_D[at + 1] - scale_D[at]
         rise, fall = curves_ND[each, at] - curves_ND[each, at - 1], curves_ND[each, at] - curves_ND[each, at + 1]
         top_N[inside] = np.exp(scale_D[at] + (right**2 * rise - left**2 * fall) / (2 * (left * fall + right * rise)))
     return top_N
 
 
-def line(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: float | None = None) -> np.ndarray:
+def threshold(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: float | None = None) -> np.ndarray:
     """Return the start plus ``SHARE`` of the reference's gain, (N,), at the value ``at`` of its dial, or at its best.
 
     ``levels_NE`` are its mean levels in each draw. Raises ValueError if it did not run at ``at``.
     """
-    if at is not None and at not in reference.dial_D:
-        raise ValueError(f"the reference has no run at {at:g}, which sets the line")
-    best_N = levels_NE.max(1) if at is None else levels_NE[:, reference.dial_D.tolist().index(at)]
+    if at is not None and at not in reference.values_D:
+        raise ValueError(f"the reference has no run at {at:g}, which sets the threshold")
+    best_N = levels_NE.max(1) if at is None else levels_NE[:, reference.values_D.tolist().index(at)]
     return start_N + SHARE * (best_N - start_N)
 
 
@@ -142,51 +148,51 @@ def ranked_in_draws(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the crossing and the best level of each of L losses in each draw of seeds, both (N, L), for their ranks.
 
-    The first curve is the reference's. A loss that is nowhere on the line has the crossing 0; one that never falls
-    below it has the end of its dial.
+    The first curve is the reference's. A loss below the threshold everywhere has the crossing 0; one that never
+    falls below it has the end of its dial.
     """
     means = [curve.levels_DS[:, draws_NS].mean(-1).T for curve in curves]
-    line_N = line(curves[0], start_S[draws_NS].mean(1), means[0])
+    threshold_N = threshold(curves[0], start_S[draws_NS].mean(1), means[0])
     crossed = [
-        np.minimum(crossings(mean_ND, curve.dial_D, line_N), curve.dial_D[-1])
+        np.minimum(crossings(mean_ND, curve.values_D, threshold_N), curve.values_D[-1])
         for mean_ND, curve in zip(means, curves, strict=True)
     ]
     return np.nan_to_num(np.stack(crossed, 1), nan=0.0), np.stack([each.max(1) for each in means], 1)
 
 
-def tolerance(
+def of_curves(
     ours: Curve, reference: Curve, start_S: np.ndarray, rng: np.random.Generator, at: float | None = None
 ) -> Tolerance:
-    """Return what a loss tolerates, from its levels and the reference's at the same seeds, and their common starts.
+    """Return the tolerance of a loss from its levels and the reference's at the same seeds, and their common starts.
 
-    The line, the reference's best value included, is found anew in every draw; ``at``: see ``line``. Raises ValueError
-    for a dial with one value, for one without ``at``, or if the reference gains nothing.
+    The threshold, the reference's best value included, is found anew in every draw; ``at``: see ``threshold``. Raises
+    ValueError for a dial with one value, for one without ``at``, or if the reference gains nothing.
     """
     seeds = len(start_S)
-    if len(ours.dial_D) < 2 or len(reference.dial_D) < 2:
+    if len(ours.values_D) < 2 or len(reference.values_D) < 2:
         raise ValueError("a dial with one value has no crossing: sweep at least two values")
 
     def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Crossings of the loss and of the reference, the gain that the line asks for, and both best values."""
+        """Crossings of the loss and of the reference, the gain up to the threshold, and both best values."""
         ours_ND, theirs_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference))
         start_N = start_S[draws_NS].mean(1)
-        line_N = line(reference, start_N, theirs_NE, at)
-        crossed = crossings(ours_ND, ours.dial_D, line_N), crossings(theirs_NE, reference.dial_D, line_N)
-        return *crossed, line_N - start_N, tops(ours_ND, ours.dial_D), tops(theirs_NE, reference.dial_D)
+        threshold_N = threshold(reference, start_N, theirs_NE, at)
+        crossed = crossings(ours_ND, ours.values_D, threshold_N), crossings(theirs_NE, reference.values_D, threshold_N)
+        return *crossed, threshold_N - start_N, tops(ours_ND, ours.values_D), tops(theirs_NE, reference.values_D)
 
     def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
-        """Logarithm of the ratio, with a curve that never leaves its line at the end of the grid; nan where unknown.
+        """Logarithm of the ratio, with a curve that never falls below at the end of the grid; nan where unknown.
 
-        A curve that is on its line only where the dial is 0 tolerates nothing, as one that is nowhere on it.
+        A curve that reaches its threshold only where the dial is 0 tolerates nothing, like one that never does.
         """
         known = (ours_N > 0) & np.isfinite(theirs_N) & (theirs_N > 0)
         found_N = np.full(len(ours_N), np.nan)
-        found_N[known] = np.log(np.minimum(ours_N[known], ours.dial_D[-1]) / theirs_N[known])
+        found_N[known] = np.log(np.minimum(ours_N[known], ours.values_D[-1]) / theirs_N[known])
         return found_N
 
     crossed, theirs, gain, *bests = at_draws(np.arange(seeds)[None])
     if not gain[0] > 0:
-        raise ValueError("the reference gains nothing: there is no line")
+        raise ValueError("the reference gains nothing: there is no threshold")
     (log,), (best_log,) = logs(crossed, theirs), np.log(bests[0] / bests[1])
     low = high = p = np.nan
     logs_N = best_logs_N = np.empty(0)
@@ -210,10 +216,123 @@ def tolerance(
 
 
 def _ratio(log: float, logs_N: np.ndarray, seeds: int) -> Estimate:
-    """Return a ratio from its logarithm, with Student's interval by the spread over the draws, as in ``tolerance``."""
+    """Return a ratio from its logarithm, with Student's interval by the spread over the draws, as in ``of_curves``."""
     if not np.isfinite(log):
         return Estimate(np.nan, np.nan, np.nan, 0)
     known_N, half = logs_N[np.isfinite(logs_N)], np.nan
     if len(known_N) and len(known_N) >= (1 + LEVEL) / 2 * len(logs_N) and np.ptp(known_N) > 0:
         half = half_of_draws(known_N, seeds)
     return Estimate(float(np.exp(log)), float(np.exp(log - half)), float(np.exp(log + half)), seeds)
+
+
+def reference_arm(levels: pd.DataFrame) -> str | None:
+    """Return the arm of the reference: the one with the fewest further choices, if there are several."""
+    arms = sorted(set(levels.loc[levels["algorithm"] == REFERENCE, "arm"]), key=lambda arm: (arm.count(" "), arm))
+    return arms[0] if arms else None
+
+
+def by_seed(levels: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """Return the sampled accuracy of an arm, value × seed, at the seeds that it has at every value."""
+    return levels[levels["arm"] == arm].pivot_table(index="value", columns="seed", values="sampled").dropna(axis=1)
+
+
+def _curve(by_seed: pd.DataFrame, seeds: pd.Index) -> Curve:
+    return Curve(by_seed.index.to_numpy(float), by_seed[seeds].to_numpy())
+
+
+def of_arm(levels: pd.DataFrame, arm: str, at: float | None = None) -> tuple[Tolerance | None, float]:
+    """Return the tolerance of an arm of one setting, None where there is no threshold, and its best value.
+
+    ``at``: see ``threshold``.
+    """
+    ours, reference = by_seed(levels, arm), reference_arm(levels)
+    means = ours.mean(axis=1) if ours.size else levels[levels["arm"] == arm].groupby("value")["sampled"].mean()
+    best = float(means.index.to_numpy(float)[means.argmax()])
+    if reference is None:
+        return None, best
+    theirs = by_seed(levels, reference)
+    seeds = ours.columns.intersection(theirs.columns)
+    if seeds.empty:
+        return None, best
+    start = levels[levels["arm"] == reference].groupby("seed")["start"].first()
+    generator = np.random.default_rng(0)  # the same draws for every loss: losses are paired, too
+    try:
+        curves = _curve(ours, seeds), _curve(theirs, seeds)
+        return of_curves(*curves, start[seeds].to_numpy(), generator, at), best
+    except ValueError:  # one value of the dial, or a reference that gains nothing
+        return None, best
+
+
+def heights(levels: pd.DataFrame, at: float | None = None) -> tuple[float, float] | None:
+    """Return the mean start and the threshold of a setting, over all of its seeds; None without the reference."""
+    if (reference := reference_arm(levels)) is None:
+        return None
+    start, theirs = levels.groupby("seed")["start"].first().mean(), by_seed(levels, reference)
+    curve, means_1E = _curve(theirs, theirs.columns), theirs.mean(axis=1).to_numpy()[None]
+    return start, float(threshold(curve, np.array([start]), means_1E, at)[0])
+
+
+def order(tolerance: Tolerance | None) -> float:
+    """Return the crossing for ranks, largest first: a loss that tolerates nothing, or is not known, comes last."""
+    return -1.0 if tolerance is None or np.isnan(tolerance.crossing) else tolerance.crossing
+
+
+class InSetting(NamedTuple):
+    """A loss in one of several settings."""
+
+    panel: str
+    arm: str
+    tolerance: Tolerance
+    difference: Estimate
+    """Its sampled accuracy at its best value less the reference's at its own, over the seeds of both."""
+
+
+def in_settings(levels: pd.DataFrame) -> list[InSetting]:
+    """Return each arm but the reference in each panel of ``levels`` in which its ratio is known."""
+    known = []
+    for panel, ours in levels.groupby("panel", sort=False):
+        reference = reference_arm(ours)
+        if reference is None:
+            continue
+        theirs = by_seed(ours, reference).loc[of_arm(ours, reference)[1]]
+        for arm in dict.fromkeys(map(str, ours["arm"])):
+            tolerance, best = of_arm(ours, arm)
+            if arm != reference and tolerance is not None and np.isfinite(tolerance.ratio):
+                apart = np.asarray((by_seed(ours, arm).loc[best] - theirs).dropna(), dtype=float)
+                known.append(InSetting(str(panel), arm, tolerance, over_seeds(apart.tolist())))
+    return known
+
+
+def agreement(levels: pd.DataFrame, arms: Sequence[str]) -> tuple[Estimate, Estimate]:
+    """Return Kendall's τ between settings, of tolerances and of accuracies at the best values.
+
+    Settings are the panels of ``levels``; ``arms`` are ranked beside the reference, all of them in every panel. τ is
+    the mean over the pairs of panels. Its interval is Student's with the error of a bootstrap over the seeds of each
+    panel, paired between losses, cut at −1 and 1; none below five seeds. n is the smallest number of seeds that all
+    losses of a panel share; without one, or where a panel ties all losses, τ is nan.
+    """
+    generator, ranked, counts = np.random.default_rng(0), [], []
+    for _, ours in levels.groupby("panel", sort=False):
+        tables = [by_seed(ours, arm) for arm in (str(reference_arm(ours)), *arms)]
+        seeds = reduce(pd.Index.intersection, [table.columns for table in tables])
+        if seeds.empty:
+            return Estimate(np.nan, np.nan, np.nan, 0), Estimate(np.nan, np.nan, np.nan, 0)
+        start_S = ours.groupby("seed")["start"].first()[seeds].to_numpy()
+        resampled = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
+        draws_NS = np.vstack([np.arange(len(seeds)), resampled])
+        ranked.append(ranked_in_draws([_curve(each, seeds) for each in tables], start_S, draws_NS))
+        counts.append(len(seeds))
+    tolerances, accuracies = (
+        _tau_of_draws(np.mean([kendall_tau(*pair) for pair in combinations(numbers, 2)], axis=0), min(counts))
+        for numbers in zip(*ranked, strict=True)
+    )
+    return tolerances, accuracies
+
+
+def _tau_of_draws(tau_N: np.ndarray, n: int) -> Estimate:
+    """Return the τ of the recorded seeds, which come first, with an interval by the draws that have one."""
+    tau, known_N = float(tau_N[0]), tau_N[1:][~np.isnan(tau_N[1:])]
+    if np.isnan(tau) or n < MIN_TO_DECIDE:
+        return Estimate(tau, np.nan, np.nan, n)
+    half = half_of_draws(known_N, n)
+    return Estimate(tau, max(-1.0, tau - half), min(1.0, tau + half), n)

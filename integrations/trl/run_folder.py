@@ -90,7 +90,7 @@ class LiveRecord(Record):
         if after and not self.holds(after):
             raise UserError(f"the trainer resumes after step {after}, whose rows are not in {self.folder}")
         self.run |= facts
-        self.run["config"] = self.run["config"] | {"steps": steps}
+        self.run["config"] = self.run["config"] | {"updates": steps * self.run["config"]["updates_per_rollout"]}
         self.begin(after or None)
 
     def add_step(self, rows: dict[str, list[Row]], **facts: Any) -> None:
@@ -98,7 +98,7 @@ class LiveRecord(Record):
         self.append(rows)
         progress = {name: row.get(name) for row in rows.get("steps", ()) for name in ("reward", "expert_change_rate")}
         if "steps" in rows:
-            progress |= {"step": rows["steps"][0]["step"], "steps": self.run["config"]["steps"]}
+            progress |= {"step": rows["steps"][0]["step"], "steps": run_folder.rollouts(self.run)}
         self.update(progress=progress, **facts)
 
     def close(self, is_whole: bool) -> None:

@@ -228,7 +228,7 @@ def test_a_sweep_over_a_dial_leads_with_what_losses_tolerate(tmp_path: Path, mon
     report_page.make(tmp_path, "tolerance_decay", ["svg"])
     page = Page()
     page.feed((tmp_path / "report.html").read_text())
-    assert page.text.partition("Tolerance learning rate: ")[2].startswith("gspo has the highest, > ")
+    assert page.text.partition("Tolerated learning rate: ")[2].startswith("gspo has the highest, > ")
     assert 0 < page.text.index("fig17: Tolerance") < page.text.index("overview: ")
     assert (tmp_path / "report.html").read_text().count("<picture>") == 1
 

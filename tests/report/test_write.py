@@ -28,7 +28,7 @@ def test_csv_has_each_number_in_its_own_column() -> None:
 
 
 def test_a_cell_without_an_estimate_stays_empty() -> None:
-    """Wherever it is: ``tolerance.table`` has one for a loss that never reaches the line."""
+    """Wherever it is: ``dials.table`` has one for a loss that never reaches the threshold."""
     rows = pd.DataFrame({"factor": pd.Series([np.nan, Estimate(0.5, 0.4, 0.6, 3), np.nan], dtype=object)})
     numbers = write.to_numbers(rows)
     assert list(numbers) == ["factor mean", "factor low", "factor high", "factor n"]

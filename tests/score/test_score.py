@@ -70,12 +70,12 @@ def test_levels_use_shared_seeds_and_ratios_all_seeds() -> None:
     assert outcomes.start(changed)[0].n == 5
 
 
-def test_missing_dial_and_missing_line_are_shown_in_words() -> None:
+def test_missing_dial_and_missing_threshold_are_shown_in_words() -> None:
     (first, _) = outcomes.scores(made({"grpo": 0.0, "gspo": 1.0}))
     assert first.text(STALENESS) == "not run"
     flat = made({"grpo": 0.0}).assign(sampled=0.3)
     (alone,) = outcomes.scores(flat)
-    assert alone.text(RATE) == "no line"
+    assert alone.text(RATE) == "no threshold"
 
 
 def test_smallest_decidable_ratio_grows_with_noise_and_losses() -> None:
@@ -327,7 +327,7 @@ def test_record_appends_the_loss_and_its_reference(
     after, runs = files[0].read_text(), times(Path("results/runs"))
     code, out, err = score("algorithm=gmpo", "--record")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "gmpo was recorded before: rate 0.001, seed 0" in err
+    assert "gmpo was recorded before" in err
     assert (files[0].read_text(), times(Path("results/runs"))) == (after, runs)
 
 

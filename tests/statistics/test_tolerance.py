@@ -13,9 +13,9 @@ from steadymoe.bench.statistics.tolerance import (
     Tolerance,
     best_value,
     crossings,
-    line,
+    of_curves,
     ranked_in_draws,
-    tolerance,
+    threshold,
     tops,
 )
 
@@ -25,7 +25,7 @@ RATES = np.array([1e-4, 2e-4, 4e-4, 8e-4])
 def test_crossing_is_interpolated_in_the_logarithm_of_the_dial() -> None:
     curves = np.array([[0.8, 0.8, 0.6, 0.2]])
     assert crossings(curves, RATES, np.array([0.7])) == pytest.approx([2e-4 * np.sqrt(2)])
-    assert crossings(curves, RATES, np.array([0.6])) == pytest.approx([4e-4])  # on the line is not below it
+    assert crossings(curves, RATES, np.array([0.6])) == pytest.approx([4e-4])  # at the threshold is not below it
     noise = np.array([0.0, 0.1, 0.2])  # a dial that begins at 0 is interpolated as it is
     assert crossings(np.array([[0.8, 0.6, 0.2]]), noise, np.array([0.5])) == pytest.approx([0.125])
     nothing, all_of_it = crossings(np.array([[0.3] * 4, [0.9] * 4]), RATES, np.array([0.5, 0.5]))
@@ -55,12 +55,12 @@ def of(levels: np.ndarray, dial: np.ndarray = RATES) -> Curve:
     return Curve(dial, levels)
 
 
-def test_line_is_a_share_of_the_references_gain() -> None:
+def test_threshold_is_a_share_of_the_references_gain() -> None:
     start, means = np.array([0.4]), np.array([[0.5, 0.8, 0.2, 0.1]])
-    assert line(of(means.T), start, means) == pytest.approx([0.4 + SHARE * 0.4])
-    assert line(of(means.T), start, means, at=1e-4) == pytest.approx([0.4 + SHARE * 0.1])
+    assert threshold(of(means.T), start, means) == pytest.approx([0.4 + SHARE * 0.4])
+    assert threshold(of(means.T), start, means, at=1e-4) == pytest.approx([0.4 + SHARE * 0.1])
     with pytest.raises(ValueError, match="has no run at 3e-05"):
-        line(of(means.T), start, means, at=3e-5)
+        threshold(of(means.T), start, means, at=3e-5)
 
 
 def shifted(octaves: float, seeds: int, noise: float = 0.02) -> np.ndarray:
@@ -71,7 +71,7 @@ def shifted(octaves: float, seeds: int, noise: float = 0.02) -> np.ndarray:
 
 
 def number(ours: np.ndarray, reference: np.ndarray, start: float = 0.4) -> Tolerance:
-    return tolerance(of(ours), of(reference), np.full(ours.shape[1], start), np.random.default_rng(0))
+    return of_curves(of(ours), of(reference), np.full(ours.shape[1], start), np.random.default_rng(0))
 
 
 def test_loss_that_tolerates_twice_the_rate_has_ratio_2() -> None:
@@ -96,7 +96,7 @@ def parabola(top: float, seeds: int = 8) -> np.ndarray:
 def factors(ours: np.ndarray, dial: np.ndarray = WIDE) -> tuple[Estimate, Estimate]:
     """Own best value and headroom, over a reference that is best at 1e-4."""
     reference, start = of(parabola(1e-4, ours.shape[1]), WIDE), np.full(ours.shape[1], 0.4)
-    made = tolerance(of(ours, dial), reference, start, np.random.default_rng(0))
+    made = of_curves(of(ours, dial), reference, start, np.random.default_rng(0))
     if made.headroom.n:
         assert made.own_best.mean * made.headroom.mean == pytest.approx(made.ratio)
     return made.own_best, made.headroom
@@ -147,9 +147,9 @@ def test_factors_need_a_crossing_and_best_values_inside_the_dial() -> None:
 
 
 def test_curves_may_have_their_own_grids() -> None:
-    """A loss that ran at fewer rates has the same number, and one that ran at more does not move the line."""
+    """A loss that ran at fewer rates has the same number, and one that ran at more does not move the threshold."""
     ours, reference = shifted(1.0, 8), shifted(0.0, 8)
-    fewer = tolerance(of(ours[1:], RATES[1:]), of(reference), np.full(8, 0.4), np.random.default_rng(0))
+    fewer = of_curves(of(ours[1:], RATES[1:]), of(reference), np.full(8, 0.4), np.random.default_rng(0))
     assert fewer.ratio == pytest.approx(number(ours, reference).ratio)
 
 
@@ -161,7 +161,7 @@ def test_reference_has_ratio_1_and_few_seeds_have_no_interval() -> None:
     assert number(shifted(0.0, 6), shifted(0.0, 6)).p == 1
 
 
-def test_loss_that_never_falls_below_the_line_has_a_lower_bound() -> None:
+def test_loss_that_never_falls_below_the_threshold_has_a_lower_bound() -> None:
     made = number(np.full((4, 6), 0.85), shifted(0.0, 6))
     assert np.isinf(made.crossing)
     assert made.ratio == pytest.approx(8e-4 / number(shifted(0.0, 6), shifted(0.0, 6)).crossing)
@@ -171,7 +171,7 @@ def test_loss_that_never_falls_below_the_line_has_a_lower_bound() -> None:
     assert str(number(np.full((4, 6), 0.41), shifted(0.0, 6))) == "–", "one that hardly moves scores nothing"
 
 
-def test_ratio_is_unknown_if_the_reference_never_falls_below_its_line() -> None:
+def test_ratio_is_unknown_if_the_reference_never_falls_below_its_threshold() -> None:
     above = np.full((4, 6), 0.85)
     for each in (shifted(0.0, 6), above):
         made = number(each, above)
@@ -180,7 +180,7 @@ def test_ratio_is_unknown_if_the_reference_never_falls_below_its_line() -> None:
 
 
 def test_draws_without_a_reference_crossing_widen_both_ends() -> None:
-    """The reference stays on its line in some draws of seeds, where its last value is at the line."""
+    """The reference stays at its threshold in some draws of seeds, where its last value is there."""
     reference = np.full((4, 6), 0.8)
     reference[-1] = [0.5, 0.5, 0.5, 0.69, 0.69, 0.69]
     made = number(shifted(0.0, 6), reference)
@@ -189,16 +189,16 @@ def test_draws_without_a_reference_crossing_widen_both_ends() -> None:
     assert made.p > 0.05
 
 
-# A dial that begins at 0: 0, 1, 2. The line is at 0.5.
+# A dial that begins at 0: 0, 1, 2. The threshold is 0.5.
 FROM_0, THEIRS = np.array([0.0, 1.0, 2.0]), np.repeat([[0.75], [0.75], [0.25]], 5, axis=1)
 
 
 def from_0(levels_DS: list[list[float]]) -> Tolerance:
     ours, reference = of(np.array(levels_DS), FROM_0), of(THEIRS, FROM_0)
-    return tolerance(ours, reference, np.full(5, 0.25), np.random.default_rng(0))
+    return of_curves(ours, reference, np.full(5, 0.25), np.random.default_rng(0))
 
 
-def test_draws_that_are_on_the_line_only_at_0_are_unknown() -> None:
+def test_draws_that_reach_the_threshold_only_at_0_are_unknown() -> None:
     levels = [[0.5, 0.5, 0.5, 0.5, 1.0], [0.375, 0.375, 0.375, 0.375, 1.0], [0.0] * 5]
     made = from_0(levels)
     assert made.ratio == pytest.approx(2 / 3)
@@ -232,23 +232,23 @@ def test_intervals_have_nominal_coverage(seeds: int) -> None:
     """Of 200 made-up experiments some 95 % have the number without noise in their interval, and few reject it."""
     generator, start = np.random.default_rng(7), np.full(seeds, 0.4)
     exact = [shifted(octaves, seeds, noise=0.0) for octaves in (0.5, 0.0)]
-    truth = tolerance(of(exact[0]), of(exact[1]), start, generator).ratio
+    truth = of_curves(of(exact[0]), of(exact[1]), start, generator).ratio
     assert truth == pytest.approx(2**0.5, rel=0.01)
     found = [
-        tolerance(*(of(each + 0.03 * generator.standard_normal((4, seeds))) for each in exact), start, generator)
+        of_curves(*(of(each + 0.03 * generator.standard_normal((4, seeds))) for each in exact), start, generator)
         for _ in range(200)
     ]
     covered = sum(each.low <= truth <= each.high for each in found)
     assert covered >= 180
     null = [
-        tolerance(*(of(exact[1] + 0.03 * generator.standard_normal((4, seeds))) for _ in "ab"), start, generator).p
+        of_curves(*(of(exact[1] + 0.03 * generator.standard_normal((4, seeds))) for _ in "ab"), start, generator).p
         for _ in range(200)
     ]
     assert np.mean(np.array(null) < 0.05) <= 0.1
 
 
 def test_draws_are_ranked_by_crossing_and_best_level() -> None:
-    """A draw is the losses' mean over its seeds. Two have no crossing: nowhere on the line, and never below it."""
+    """A draw is the losses' mean over its seeds. Two have no crossing: below the threshold everywhere, and nowhere."""
     reference, more = shifted(0.0, 5), shifted(1.0, 5)
     levels, start = (reference, more, np.full((4, 5), 0.3), np.full((4, 5), 0.79)), np.linspace(0.3, 0.5, 5)
     curves = [of(each) for each in levels]
@@ -264,6 +264,6 @@ def test_draws_are_ranked_by_crossing_and_best_level() -> None:
 
 def test_dial_without_a_crossing_is_refused() -> None:
     with pytest.raises(ValueError, match="a dial with one value"):
-        tolerance(of(np.ones((1, 5)), RATES[:1]), of(np.ones((4, 5))), np.zeros(5), np.random.default_rng(0))
+        of_curves(of(np.ones((1, 5)), RATES[:1]), of(np.ones((4, 5))), np.zeros(5), np.random.default_rng(0))
     with pytest.raises(ValueError, match="the reference gains nothing"):
         number(np.ones((4, 5)), np.full((4, 5), 0.3))

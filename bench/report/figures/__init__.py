@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from steadymoe.bench.report import dials
 from steadymoe.bench.report.figures import curves, looks, points, routing, style, tolerance
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.support import external, processes
@@ -123,9 +124,9 @@ _LIST = [
                varies=("strength",), records=("reward", "rollout_kl_k3"),
                only=("algorithm", "routing", "correction", "model", "strength"),
                rule=_has_one_engine),
-    FigureSpec("fig17", "tolerance", tolerance.drawn, "tolerance", rule=tolerance.lacks),
+    FigureSpec("fig17", "tolerance", tolerance.over_dial, "tolerance", rule=dials.lacks),
     FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own, needs_own=True),
-    FigureSpec("fig19", "carry_over", tolerance.carried, "optimizers", rule=tolerance.lacks_settings),
+    FigureSpec("fig19", "carry_over", tolerance.across_settings, "optimizers", rule=dials.lacks_settings),
 ]
 # fmt: on
 # By id, in the order of the paper.

@@ -105,7 +105,7 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
 
     With few seeds, panels below show each seed's difference from the least staleness at equal numbers of updates.
     """
-    names = tables.line_names(steps, ["routing", "correction"])
+    names = tables.arm_names(steps, ["routing", "correction"])
     methods, staleness = sorted(set(names)), sorted(steps["updates_per_rollout"].unique())
     lines = looks.ordered(f"N = {updates:g}" for updates in staleness)
     # Steps are counted in gradient updates, so that lines are compared after equal training.

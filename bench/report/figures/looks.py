@@ -105,13 +105,13 @@ def of_algorithm(name: str) -> Look:
     return Look(colours[number % len(colours)], STYLES[number // 8 % len(STYLES)], marker, True, _FILLS[-1])
 
 
-def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
-    """Return line → look, in the order of names: ``table`` has the line's name in ``column``, and its ``algorithm``.
+def of_lines(table: pd.DataFrame) -> dict[str, Look]:
+    """Return arm → look, in the order of names; ``table`` has the columns arm and algorithm.
 
     Words in the name besides the algorithm name a variant. The same variant of two algorithms has the same shift of
     line style and the same fill of its marks. More than ``TOGETHER`` lines all have marks.
     """
-    pairs = table[[column, "algorithm"]].astype(str).drop_duplicates(column).sort_values(column)
+    pairs = table[["arm", "algorithm"]].astype(str).drop_duplicates("arm").sort_values("arm")
     variants = [
         (line, algorithm.partition("@")[0], _variant(paper.recorded(line, algorithm), algorithm))
         for line, algorithm in pairs.to_numpy().tolist()

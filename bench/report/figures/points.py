@@ -44,18 +44,18 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
 
 def dose_response(steps: pd.DataFrame) -> DataFigure:
     """Final reward, sampler–trainer divergence and token-ratio variance against the strength of the rollout engine."""
-    steps = steps.assign(line=tables.line_names(steps, ["routing", "correction", "model"]))
-    lines = looks.of_lines(steps, "line")
-    groups, base = looks.groups(lines), compared(steps.assign(arm=steps["line"]), lines)
+    named = steps.assign(arm=tables.arm_names(steps, ["routing", "correction", "model"]))
+    lines = looks.of_lines(named)
+    groups, base = looks.groups(lines), compared(named, lines)
     (engine,) = set(steps["engine"]) - {"exact"}
-    keys = ["line", "strength", "seed"]
+    keys = ["arm", "strength", "seed"]
     with style.figure_style():
         figure, stacks = style.stacks(len(groups), 3 + (base is not None), 1.6, sharex=True)
-        rewards = tables.run_numbers(steps, "reward", "last", keys)
+        rewards = tables.run_numbers(named, "reward", "last", keys)
         for axes, group in zip(stacks, groups, strict=True):
             against(axes[0], rewards, "final reward", group, bounds=columns.bounds("reward"))
             for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
-                numbers = tables.run_numbers(steps, metric, "median", keys)
+                numbers = tables.run_numbers(named, metric, "median", keys)
                 against(axis, numbers, columns.short(metric), group, log=True, bounds=columns.bounds(metric))
             axes[1].set_ylim(bottom=_MIN_KL)
             if base is not None:
@@ -81,19 +81,19 @@ def against(
 ) -> None:
     """Draw one line per name in ``lines`` over an axis of the experiment: means over seeds of one number of each run.
 
-    ``numbers`` is indexed by line, the axis, and seed; ``bounds``: see ``over_seeds``. With ``log`` the y axis is
+    ``numbers`` is indexed by arm, the axis, and seed; ``bounds``: see ``over_seeds``. With ``log`` the y axis is
     logarithmic and the means are geometric. A line has a band from ten seeds on; below ten seeds every seed has a thin
     line. With ``base`` a line shows the difference from the line ``base``, seed by seed.
     """
     axis.set_ylabel(label)
     x = str(numbers.index.names[1])
-    few_seeds = numbers.groupby(level=["line", x]).size().min() < estimates.MIN_FOR_BOOTSTRAP
+    few_seeds = numbers.groupby(level=["arm", x]).size().min() < estimates.MIN_FOR_BOOTSTRAP
     for line, look in lines.items():
-        if line == base or line not in numbers.index.get_level_values("line"):
+        if line == base or line not in numbers.index.get_level_values("arm"):
             continue
-        ours, name = numbers.xs(line, level="line"), line
+        ours, name = numbers.xs(line, level="arm"), line
         if base is not None:
-            ours, name = (ours - numbers.xs(base, level="line")).dropna(), f"{line} − {base}"
+            ours, name = (ours - numbers.xs(base, level="arm")).dropna(), f"{line} − {base}"
         if few_seeds:
             for seed, values in ours.groupby(level="seed"):
                 own = pd.DataFrame({"x": values.index.get_level_values(x), "mean": values.to_numpy()})

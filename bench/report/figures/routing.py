@@ -23,9 +23,9 @@ def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
     ``histograms`` is ``archive.histograms``.
     """
     alone = histograms["algorithm"].nunique() == 1
-    names = histograms["model"] if alone else tables.line_names(histograms, ["model"])
-    named = histograms.assign(line=names)
-    lines = looks.ordered(sorted(set(names))) if alone else looks.of_lines(named, "line")
+    names = histograms["model"] if alone else tables.arm_names(histograms, ["model"])
+    named = histograms.assign(arm=names)
+    lines = looks.ordered(sorted(set(names))) if alone else looks.of_lines(named)
     groups = looks.groups(lines)
     with style.figure_style():
         figure, stacks = style.stacks(len(groups), 2, 1.9)
@@ -56,7 +56,7 @@ def _densities(
     edges = np.concatenate([[inner[0] - width], inner, [inner[-1] + width]])
     chosen = named[named["metric"] == metric]
     for line, look in lines.items():
-        counts = chosen[chosen["line"] == line].groupby("bin")["count"].sum().reindex(range(len(edges) - 1))
+        counts = chosen[chosen["arm"] == line].groupby("bin")["count"].sum().reindex(range(len(edges) - 1))
         total = counts.sum()
         if not total > 0:
             continue
@@ -85,16 +85,16 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             for key in fixed:
                 occurring = sorted(shown[key].unique())
                 shown = shown[shown[key] == occurring[len(occurring) // 2]]
-            names = tables.line_names(shown, ["routing"])
+            names = tables.arm_names(shown, ["routing"])
             is_one = names.nunique() == 1
             if by is not None:
                 values = sorted(shown[by].unique())
                 texts = dict(zip(values, [f"{text} {AXES[by]}" for text in style.numbers(values)], strict=True))
                 names = shown[by].map(texts) if is_one else names + " " + shown[by].map(texts)
-            shown = shown.assign(line=names)
+            shown = shown.assign(arm=names)
             in_order = by is not None and is_one
-            lines = looks.ordered(texts.values()) if in_order else looks.of_lines(shown, "line")
-            numbers = tables.run_numbers(shown, metric, "median", ["line", x, "seed"])
+            lines = looks.ordered(texts.values()) if in_order else looks.of_lines(shown)
+            numbers = tables.run_numbers(shown, metric, "median", ["arm", x, "seed"])
             title = AXES[by] if by is not None and in_order else None
             found += [(x, numbers, group, title) for group in looks.groups(lines)]
         across = 1 if len(found) == len(varying) else 2
@@ -124,21 +124,21 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
     in any layer, divided by E[(log r)²] of the other tokens.
     """
     x = "moe_layers" if steps["moe_layers"].nunique() > 1 else "experts"
-    names, experts, lines = tables.line_names(steps, ["routing", "engine"]), steps["experts"].astype(int), None
+    names, experts, lines = tables.arm_names(steps, ["routing", "engine"]), steps["experts"].astype(int), None
     if x == "moe_layers" and names.nunique() == 1:
         names = experts.astype(str) + " experts"
         lines = looks.ordered(f"{count} experts" for count in sorted(set(experts)))
     elif x == "moe_layers":
         names = names + " " + experts.astype(str) + " experts"
-    steps = steps.assign(line=names)
-    lines = lines or looks.of_lines(steps, "line")
+    named = steps.assign(arm=names)
+    lines = lines or looks.of_lines(named)
     groups = looks.groups(lines)
-    wide = tables.run_means(steps, ["line", x], ["log_ratio_moment_changed", "log_ratio_moment_unchanged"])
+    wide = tables.run_means(named, ["arm", x], ["log_ratio_moment_changed", "log_ratio_moment_unchanged"])
     wide = wide[(wide > 0).all(axis=1)]
     with style.figure_style():
         figure, stacks = style.stacks(len(groups), 2, 1.8, sharex=True)
         for axes, group in zip(stacks, groups, strict=True):
-            against(axes[0], tables.routing_share(steps, ["line", x]), "share of routing", group)
+            against(axes[0], tables.routing_share(named, ["arm", x]), "share of routing", group)
             against(axes[1], wide.iloc[:, 0] / wide.iloc[:, 1], "E[(log r)²], changed/unchanged", group, log=True)
             for axis in style.lowest(axes):
                 style.ticks_at(axis, steps[x], log=x == "experts")

@@ -1,0 +1,153 @@
+"""Sweeps over a dial: the levels of their runs, and the table of what losses tolerate."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.report import paper, tables
+from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
+from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
+from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, in_settings, of_arm, order
+
+# Column → what it is called. Of several that vary, the first is the dial, and the others divide the table.
+LABELS = {
+    "learning_rate": "learning rate",
+    "updates_per_rollout": "updates per rollout",
+    "strength": "strength of the mismatch",
+}
+OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
+SHORT_CAPTION = (
+    "Tolerance: where mean held-out accuracy first falls below the threshold, the dashed line of the figure. All "
+    "columns are explained under Tolerance, below."
+)
+
+
+def caption() -> str:
+    """Return the caption of ``table``, with the reference's name in papers."""
+    reference = paper.shown(REFERENCE, REFERENCE)
+    return (
+        "Tolerance: the value of the dial, beyond a loss's best one, where its mean held-out accuracy (one sampled "
+        "response per prompt, the last evaluation, 0 after a number that is not finite) first falls below the "
+        f"threshold: the start plus {SHARE:.0%} of the gain of {reference} at its best value; between two values by "
+        f"interpolation. × {reference}: the same in multiples of {reference}'s, with a 95 % interval over paired seeds "
+        f"from {MIN_TO_DECIDE} seeds on. > grid, > 2: the loss never falls below the threshold on this grid; extend "
+        f"it. reference > grid: {reference} never does, so no multiple is known. –: never reaches the threshold. own "
+        f"best ×, headroom ×: the factors of the multiple, the loss's best rate over {reference}'s (the top of a "
+        "parabola through the highest level and its neighbours), and how far beyond its best rate it goes, over the "
+        f"same for {reference} (–: a best rate is at an end of the grid). Best: the highest level and its value of the "
+        f"dial, with {INTERVAL}; greedy: the greedy accuracy there."
+    )
+
+
+def varying(steps: pd.DataFrame) -> list[str]:
+    """Return the columns of ``LABELS`` that take two values with one loss of one experiment, the dial first."""
+    fixed = ["experiment", "algorithm", "model", "routing", "correction", "engine", "optimizer"]
+    counts = steps.groupby(fixed, observed=True)[list(LABELS)].nunique().max()
+    return [column for column in LABELS if counts[column] > 1]
+
+
+def lacks(steps: pd.DataFrame) -> str | None:
+    """Return what a table of ``archive.load`` lacks for ``table``, or None."""
+    if not varying(steps):
+        return f"runs of one loss at 2 values of {' or '.join(LABELS)}"
+    if REFERENCE not in set(steps["algorithm"]):
+        return f"runs of {REFERENCE}, the reference"
+    runs = steps.drop_duplicates(["experiment", "arm", "seed"])
+    named, keys = _keyed(runs)
+    merged = runs["arm"].groupby([named[key] for key in keys], observed=True).unique()
+    if len(several := merged[merged.map(len) > 1]):
+        return f"runs that an arm tells apart: {' and '.join(map(str, several.iloc[0][:2]))} would be one"
+    return "runs whose start and end were evaluated" if levels(steps)["start"].isna().all() else None
+
+
+def lacks_settings(steps: pd.DataFrame) -> str | None:
+    """Return what a table of ``archive.load`` lacks for a comparison of settings, or None."""
+    if (lack := lacks(steps)) is not None:
+        return lack
+    runs = levels(steps)
+    arms = [each.arm for each in in_settings(runs)] if runs["panel"].nunique() > 1 else []
+    is_twice = len(set(arms)) < len(arms)
+    return None if is_twice else "known multiples of a loss in 2 settings: join experiments, or see fig17"
+
+
+def ends(steps: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return the accuracy of each run at its start and its end: ``keys``, start, start_greedy, sampled, greedy.
+
+    ``keys`` tell the runs apart. A run without a sampled accuracy is left out.
+    """
+    first = steps[steps["step"] == 0]
+    accuracies = {
+        "start": tables.run_numbers(first, "eval_accuracy", "first", keys),
+        "start_greedy": tables.run_numbers(first, "eval_greedy", "first", keys),
+        **{name: tables.run_numbers(steps, metric, "end", keys) for name, metric in OUTCOMES.items()},
+    }
+    return pd.DataFrame(accuracies).dropna(subset=["sampled"]).reset_index()
+
+
+def levels(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the levels of a sweep (``statistics.tolerance``), with greedy accuracies if they were recorded.
+
+    Joined experiments, models (each has its own start), optimizers, the engines of a dial of their strength, and the
+    dials after the first, divide the panels.
+    """
+    named, keys = _keyed(steps)
+    return ends(named, keys).rename(columns={varying(steps)[0]: "value"})
+
+
+def _keyed(steps: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return ``steps`` with panel, and an arm for all values of the dial; and the columns that tell runs apart."""
+    dial, *others = varying(steps)
+    of_engine = [] if dial == "strength" else ["engine"]
+    more, divide = ["routing", "correction", *of_engine], ["experiment", "model", "optimizer"]
+    divide += ["engine"] if dial == "strength" and len(set(steps["engine"]) - {"exact"}) > 1 else []
+    parts = [steps[key].astype(str) for key in divide if steps[key].nunique() > 1]
+    parts += [f"{LABELS[other]} " + steps[other].map("{:g}".format) for other in others]
+    # Each panel has its own gain of the reference, and values of its own.
+    panels = [", ".join(words) for words in zip(*parts, strict=True)] if parts else ""
+    named = steps.assign(arm=tables.arm_names(steps, more), panel=panels)
+    return named, ["panel", "arm", "algorithm", dial, "seed"]
+
+
+def table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each loss of each panel, the highest tolerance first; empty if ``lacks`` names a reason."""
+    if lacks(steps) is not None:
+        return pd.DataFrame()
+    rows, (dial, *_) = [], varying(steps)
+    for panel, ours in levels(steps).groupby("panel", sort=False):
+        measured = [(arm, *of_arm(ours, str(arm))) for arm in dict.fromkeys(ours["arm"])]
+        for arm, tolerance, best in sorted(measured, key=lambda each: -order(each[1])):
+            runs = ours[(ours["arm"] == arm) & (ours["value"] == best)]
+            row: dict[str, Any] = {"setting": panel} if panel else {}
+            row |= {"loss": arm, "n": runs["seed"].nunique() if tolerance is None else tolerance.n}
+            crossing = np.nan if tolerance is None else tolerance.crossing
+            row["tolerance"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
+            row[f"× {paper.shown(REFERENCE, REFERENCE)}"] = "–" if tolerance is None else str(tolerance)
+            if dial == "learning_rate" and tolerance is not None:
+                row |= {"own best ×": tolerance.own_best, "headroom ×": tolerance.headroom}
+            row |= {f"best {LABELS[dial]}": f"{best:g}"}
+            row |= {"start": over_seeds(runs["start"].tolist(), bounds=(0, 1))}
+            row |= {"sampled at best": over_seeds(runs["sampled"].tolist(), bounds=(0, 1))}
+            if runs["greedy"].notna().any():
+                row["greedy at best"] = over_seeds(runs["greedy"].dropna().tolist(), bounds=(0, 1))
+            rows.append(row)
+    return pd.DataFrame(rows).replace({"tolerance": {"inf": "> grid"}})
+
+
+def sentences(rows: pd.DataFrame) -> list[str]:
+    """Return which loss of ``table`` tolerates most, in each setting."""
+    reference = paper.shown(REFERENCE, REFERENCE)
+    (dial,) = (name.removeprefix("best ") for name in map(str, rows) if name.startswith("best "))
+    said = []
+    of_setting = rows["setting"] if "setting" in rows else pd.Series("", rows.index)
+    for setting, ours in rows.groupby(of_setting, sort=False):
+        loss, n, multiple = ours.iloc[0][["loss", "n", f"× {reference}"]]
+        text = f"{loss} has the highest, {multiple} times {reference}'s, n = {n}"
+        if multiple == "reference > grid":
+            text = f"{reference} never falls below the threshold on this grid; extend it"
+        elif (ours[f"× {reference}"] == "–").all():
+            text = f"no threshold, because {reference} gains nothing or has one value of the dial"
+        elif multiple == "1.00":
+            text = f"no loss has a higher one than {reference}"
+        said.append(f"Tolerated {dial}{f', {setting!s}' if setting else ''}: {text}.")
+    return said
