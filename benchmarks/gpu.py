@@ -34,7 +34,7 @@ SIZES = {
     "model.config.moe_intermediate_size=192 model.config.num_attention_heads=6 model.config.num_key_value_heads=2",
 }
 # Precision → overrides: in bf16 the old policy has a forward of its own.
-PRECISIONS = {"fp32": "", "bf16": "savings.sampler_as_old=null"}
+PRECISIONS = {"fp32": "", "bf16": "savings.reuse_sampler_logprobs=null"}
 # Sequences of a forward, and their positions.
 SHAPE = (256, 128)
 REPEATS = 5

@@ -27,7 +27,7 @@ from steadymoe.bench.support import atomic_files
 
 RECORDED = Path(__file__).parents[1] / "results" / "speed"
 _STEPS = 5
-_BASE = "model=flat updates_per_rollout=2 savings.sampler_as_old=10 rollout.prompts=16"
+_BASE = "model=flat updates_per_rollout=2 savings.reuse_sampler_logprobs=10 minibatch_prompts=8"
 _LONG = "model.config.max_position_embeddings=1024 task=chain task.spare_tokens=0"
 # Axis → its values, and the overrides of one.
 STEP: dict[str, tuple[Sequence[int], Callable[[int], str]]] = {

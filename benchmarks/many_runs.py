@@ -30,9 +30,9 @@ def make(results: Path, n: int, seeds: int = 3, repeats: int = 1) -> None:
         arm, seed = divmod(number, seeds)
         which, rate = arm % len(originals), round(1e-3 * 1.01 ** (arm // len(originals)), 9)
         run = copy.deepcopy(facts[which]) | {"experiment": "many", "seed": seed, "algorithm_code": code[which]}
-        run["config"] |= {"experiment_name": "many", "seed": seed, "steps": run["config"]["steps"] * repeats}
+        run["config"] |= {"experiment_name": "many", "seed": seed, "updates": run["config"]["updates"] * repeats}
         run["config"]["optimizer"]["learning_rate"] = run["axes"]["optimizer.learning_rate"] = rate
-        run |= {"axes": {"optimizer.learning_rate": rate, "steps": run["config"]["steps"]}}
+        run |= {"axes": {"optimizer.learning_rate": rate, "updates": run["config"]["updates"]}}
         run |= {"axes_name": identity.axes_name(run["axes"]), "config_hash": identity.config_hash(run["config"])}
         run["config_hash_without_seed"] = identity.config_hash(run["config"] | {"seed": None})
         run |= {"training_version": provenance.TRAINING_VERSION, "versions": provenance.versions(None)}
@@ -42,7 +42,7 @@ def make(results: Path, n: int, seeds: int = 3, repeats: int = 1) -> None:
         folder.mkdir(parents=True)
         run["tables"] = {}
         for name, table in tables[which].items():
-            last = run["config"]["steps"] // repeats
+            last = run_folder.rollouts(run) // repeats
             long = pd.concat([table.assign(step=table["step"] + last * each) for each in range(repeats)])
             if name == "steps":
                 noise = generator.normal(0, 0.05, len(long))

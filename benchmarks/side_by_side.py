@@ -50,7 +50,7 @@ WORDS += (
     "cold_start.accuracy_high=0.6",
 )
 WORDS += ("engine=temperature", "task.symbols='012345678'")  # 12 tokens: tied embeddings cannot be sharded unequally
-SIZES = ("steps=6", "rollout.prompts=16", "updates_per_rollout=4", "optimizer.learning_rate=1e-3")
+SIZES = ("updates=24", "minibatch_prompts=4", "updates_per_rollout=4", "optimizer.learning_rate=1e-3")
 # Columns that are no measurement, or of time, or of a probe's responses, which are others in the adapter.
 _OTHERS = ("_seconds", "_per_second", "routing_share", "per_update", "log_ratio_moment", "log_ratio_covariance")
 _KEYS = ("step", "update", "layer", "learning_rate")
@@ -103,14 +103,14 @@ class Replays:
     def __init__(self, folder: Path, run: Run, process: int, processes: int) -> None:
         config, self._process = run.config, process
         self._updates, responses = config.updates_per_rollout, config.rollout.responses
-        self._rollouts = [load_file(folder / f"rollout{step}.safetensors") for step in range(1, config.steps + 1)]
+        self._rollouts = [load_file(folder / f"rollout{step}.safetensors") for step in range(1, config.rollouts + 1)]
         task: Any = instantiate(config.task)
         self.tokenizer, self.max_new_tokens = task.tokenizer, task.max_new_tokens
         self.prompts: list[str] = []
         """The prompts in TRL's order: rollout by rollout, process by process."""
         self._rows: list[list[Tensor]] = []
         for step, rollout in enumerate(self._rollouts, start=1):
-            texts = task.sample(config.rollout.prompts, numpy_generator(config.seed, "rollout_prompts", step))
+            texts = task.sample(config.prompts, numpy_generator(config.seed, "rollout_prompts", step))
             shares = [rows_M.chunk(processes) for rows_M in rollout["order_B"].chunk(self._updates)]
             self._rows.append([torch.cat(rows) for rows in zip(*shares, strict=True)])
             for rows in self._rows[-1]:
@@ -146,8 +146,8 @@ def run_adapter(folder: Path, results: Path, words: Sequence[str]) -> None:
     sharded = {"distributed_config": {"fsdp_size": processes}}
     args = GRPOConfig(
         output_dir=str(folder / "trl"),
-        max_steps=config.steps * config.updates_per_rollout,
-        per_device_train_batch_size=config.rollout.prompts
+        max_steps=config.rollouts * config.updates_per_rollout,
+        per_device_train_batch_size=config.prompts
         * config.rollout.responses
         // (config.updates_per_rollout * processes),
         steps_per_generation=config.updates_per_rollout,

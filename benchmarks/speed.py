@@ -43,20 +43,21 @@ from steadymoe.models import build
 
 MEASURED = Path("results/measured_speed/speed.json")  # ignored by git
 RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/sweeps.md")  # --record replaces both
-# Steps per block. Probes run in one step of a block (probe.every in conf/config.yaml), so only whole blocks compare.
+# Rollouts per block. Probes run in the first of a block (``config_of``), so only whole blocks compare.
 BLOCK = 4
 
 # Four mini-batches of 64 responses out of 256, as by TRL's defaults. stale: two of 128, and long: two of 64, both
 # on the board's model. tokens…: longer responses on it; a response to a chain has one token per operand.
 SETTINGS = {
-    "micro": "model=micro task=chain updates_per_rollout=4",
-    "tiny": "model=tiny task=chain updates_per_rollout=4",
-    "stale": "model=flat updates_per_rollout=2 task=sort task.min_length=4 task.max_length=8 savings.sampler_as_old=10",
-    "long": "model=flat updates_per_rollout=2 rollout.minibatch_prompts=8 task=ledger savings.sampler_as_old=10",
+    "micro": "model=micro task=chain updates_per_rollout=4 minibatch_prompts=8",
+    "tiny": "model=tiny task=chain updates_per_rollout=4 minibatch_prompts=8",
+    "stale": "model=flat updates_per_rollout=2 minibatch_prompts=16 task=sort task.min_length=4 task.max_length=8 "
+    "savings.reuse_sampler_logprobs=10",
+    "long": "model=flat updates_per_rollout=2 minibatch_prompts=8 task=ledger savings.reuse_sampler_logprobs=10",
 } | {
-    f"tokens{tokens}": f"model=flat task=chain updates_per_rollout=2 rollout.prompts={prompts} task.spare_tokens=0 "
+    f"tokens{tokens}": f"model=flat task=chain updates_per_rollout=2 minibatch_prompts={prompts} task.spare_tokens=0 "
     f"task.min_operands={tokens} task.max_operands={tokens} model.config.max_position_embeddings=1024"
-    for tokens, prompts in ((50, 16), (200, 4))
+    for tokens, prompts in ((50, 8), (200, 2))
 }
 # This suite: name in speed.json → overrides.
 OURS = "ours"
@@ -64,7 +65,7 @@ VARIANTS = {
     OURS: "",
     "ours, little": "measure=little",
     "no sharing": "savings.share_prompts=false",
-    "old policy's forward": "savings.sampler_as_old=null",
+    "old policy's forward": "savings.reuse_sampler_logprobs=null",
     "distribution": "algorithm=score_centering",
 }
 # TRL ends some rows before their last token. It pads to the longest, which is shorter than ours here alone.
@@ -77,16 +78,17 @@ RATIOS = {
     "a loop by hand": "by hand",
     "`measure=little`": "ours, little",
     "`savings.share_prompts=false`": "no sharing",
-    "`savings.sampler_as_old=null`": "old policy's forward",
+    "`savings.reuse_sampler_logprobs=null`": "old policy's forward",
     "`algorithm=score_centering`": "distribution",
 }
 
 
 def config_of(overrides: str) -> RunConfig:
     """Return the config of a timed trainer, with GSPO's loss unless named, without evaluations. Raises ConfigError."""
-    words = ["algorithm=gspo", "steps=1000000", "evaluation.every=1000000", *overrides.split()]
-    last = {word.partition("=")[0]: word for word in words}
-    return compose.plan(list(last.values()))[0].config
+    args = ["algorithm=gspo", "updates=1000000", "evaluation.every=1000000", *overrides.split()]
+    last = {arg.partition("=")[0]: arg for arg in args}
+    config = compose.plan(list(last.values()))[0].config
+    return replace(config, probe=replace(config.probe, every=BLOCK * config.updates_per_rollout))
 
 
 def prepared(overrides: str) -> tuple[RunConfig, Any, PreTrainedModel]:
@@ -145,7 +147,7 @@ class Plain:
 
     def encoded(self, number: int, copies: int = 1) -> Any:
         """Tokenize the prompts of rollout ``number``, ``copies`` rows of each, padded on the left."""
-        prompts = self.task.sample(self.config.rollout.prompts, numpy_generator(number, "speed"))
+        prompts = self.task.sample(self.config.prompts, numpy_generator(number, "speed"))
         rows = [prompt for prompt in prompts for _ in range(copies)]
         return self.task.tokenizer(rows, padding=True, padding_side="left", return_tensors="pt")
 
@@ -270,7 +272,7 @@ class TRL:
 
         config, task, model = prepared(overrides)
         rollout, updates = config.rollout, config.updates_per_rollout
-        rows = rollout.prompts * rollout.responses
+        rows = config.prompts * rollout.responses
         go, done = self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
 

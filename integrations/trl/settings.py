@@ -181,18 +181,16 @@ def updates_per_rollout(args: GRPOConfig) -> int:
 
 
 def run_config(args: GRPOConfig, objective: Objective, routing: str, experiment: str) -> dict[str, Any]:
-    """Return the config of a run for ``run.json``; the number of steps is known when training begins."""
+    """Return the config of a run for ``run.json``; the number of updates is known when training begins."""
+    rollout = args.generation_batch_size // args.num_generations
     return {
         "experiment_name": experiment,
         "seed": args.seed,
         "device": args.device.type,
-        "steps": 0,
+        "updates": 1,
         "updates_per_rollout": updates_per_rollout(args),
-        "rollout": {
-            "prompts": args.generation_batch_size // args.num_generations,
-            "responses": args.num_generations,
-            "max_new_tokens": args.max_completion_length,
-        },
+        "minibatch_prompts": max(1, rollout * args.gradient_accumulation_steps // args.steps_per_generation),
+        "rollout": {"responses": args.num_generations, "max_new_tokens": args.max_completion_length},
         "optimizer": {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_grad_norm")},
         "algorithm": {"loss": _with_target(objective.loss), "kl": asdict(objective.kl)},
         "correction": _with_target(objective.correction),
