@@ -1,8 +1,8 @@
 """Policy-optimisation algorithms: tensors in, (loss, metrics) out.
 
-A loss is a frozen dataclass in a file of its own. It is a ``PolicyLoss`` and is called with a ``Batch``. The numbers that
-its paper fixes, each with its source, stand in ``conf/algorithm/<name>.yaml``, those of its variants in
-``conf/algorithm.yaml``; every other number is a default of the dataclass.
+A loss is a frozen dataclass in a file of its own. It is a ``PolicyLoss`` and is called with a ``Batch``. What its paper
+fixes stands in ``conf/algorithm/<name>.yaml`` with its source, its variants in ``conf/algorithm.yaml``; every other
+number is a default of the dataclass.
 """
 
 from steadymoe.algorithms import ops

@@ -322,7 +322,7 @@ class RunConfig(_Group):
     collapse: CollapseConfig = CollapseConfig()
     checkpoint_every: Count = 80  # gradient updates, rounded up to whole rollouts; changes no recorded number
     checkpoint_keep: Count | None = None
-    """Keep the weights after this update, or the end of its rollout, in the run's folder: weights-<rollout>.safetensors."""
+    """Keep the weights after the rollout of this update, in the run's folder: weights-<rollout>.safetensors."""
     log: Literal["tensorboard", "wandb"] | None = None
     """In addition to the record (docs/sweeps.md); WANDB_MODE=offline works, too."""
     retry: Literal["all", "failed"] = "all"  # which unfinished runs to run: all, or failed (--retry-failed)
@@ -364,8 +364,10 @@ class RunConfig(_Group):
     @property
     def cold_start_fingerprint(self) -> str:
         """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
-        given = {key: value for key, value in asdict(self.cold_start).items() if not is_added(f"cold_start.{key}", value)}
-        parts: dict[str, Any] = {"model": self.model, "task": self.task, "cold_start": given}
+        start = {
+            key: value for key, value in asdict(self.cold_start).items() if not is_added(f"cold_start.{key}", value)
+        }
+        parts: dict[str, Any] = {"model": self.model, "task": self.task, "cold_start": start}
         parts |= {key: getattr(self, key) for key in ("seed", "device", "precision", "threads", "experts")}
         parts |= {"procedure": _COLD_START_VERSION} | {name: version(name) for name in ("torch", "transformers")}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -36,14 +36,15 @@ SMALL = [
     "task.min_operands=2",
     "task.max_operands=3",
     "task.modulus=3",
-    "rollout.prompts=4",
+    "minibatch_prompts=2",
     "rollout.responses=8",
     "optimizer.learning_rate=1e-3",
     "updates_per_rollout=2",
-    "steps=6",
-    "checkpoint_every=2",
-    "evaluation.every=2",
+    "updates=12",
+    "checkpoint_every=4",
+    "evaluation.every=4",
     "evaluation.prompts=8",
+    "probe.every=8",
     "probe.responses=4",
     "cold_start.accuracy_low=0",
     "cold_start.accuracy_high=1",
@@ -52,6 +53,9 @@ SMALL = [
     "cold_start.learning_rate=1e-2",
     "cold_start.check_prompts=4",
 ]
+
+# A rollout of the same size, in more updates.
+FOUR_UPDATES = ("updates_per_rollout=4", "minibatch_prompts=1")
 
 # AdamW divides by the root of the second moment: where a gradient is rounding, rounding decides the sign of its step,
 # and processors round differently. With an epsilon far above that root a step is proportional to the gradient.

@@ -30,10 +30,9 @@ WRONG = {
     "optimizer.lr=3": "optimizer.learning_rate",
     "algorithm=mine": "for your own, set STEADYMOE_PATH",
     "experiment=quick": "did you mean quickstart, ",
-    "steps=" + "9" * 23: "`steps`",
+    "updates=" + "9" * 23: "`updates`",
     "model.config.num_hidden_layers=" + "9" * 17: "model.config.num_hidden_layers must be between 1 and 100000",
     "routing.aux_loss_per_layer=true": "routing.aux_loss_per_layer requires routing.aux_loss above 0",
-    "updates_per_rollout=7": "must divide rollout.prompts",
     "model.config._target_=os.system": "must name a transformers config class",
     "algorithm.loss.clip_low=-1": "clip_low is an ε",
     "algorithm.loss.clip=1": "did you mean clip_low? its fields are",
@@ -73,7 +72,7 @@ WRONG = {
     "experiment_name=" + "e" * 300: "experiment_name may hold up to 180 letters",
     "results_dir=" + "r" * 300: "names of at most 255 bytes",
     "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
-    "rollout.prompts=80000000000": "the run needs at least",
+    "minibatch_prompts=80000000000": "the run needs at least",
     "cold_start.check_prompts=80000000000": "the run needs at least",
     "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
@@ -90,7 +89,7 @@ WRONG = {
     "--redo --retry-failed": "not allowed with",
     "-m seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
     "-m seed=shuffle(range(0,1000000000000))": "a sweep may have at most 10000 runs",
-    "-m seed=range(0,101) steps=range(1,101)": "a sweep may have at most 10000 runs",
+    "-m seed=range(0,101) updates=range(1,101)": "a sweep may have at most 10000 runs",
     "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) has no values to sweep over",
     "experiment=quickstart seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
     "-m experiment=quickstart,replay seed=0": "steadymoe run experiment=replay seed=0",
@@ -202,14 +201,14 @@ def test_run_is_refused_below_its_memory_bound(monkeypatch: pytest.MonkeyPatch) 
     """At the bound a run is planned, a byte below it is not; what a run holds more of, it needs more memory for."""
 
     def need(*words: str) -> int:
-        (made,) = compose.plan(["rollout.prompts=64", "probe.responses=1", *words])
+        (made,) = compose.plan(["minibatch_prompts=8", "probe.responses=1", *words])
         return fits.memory_need(made.config, instantiate(made.config.task))
 
-    (made,) = compose.plan(["evaluation.pass_k=1024", "rollout.prompts=8"])
+    (made,) = compose.plan(["evaluation.pass_k=1024", "minibatch_prompts=1"])
     task = instantiate(made.config.task)
     most = fits.memory_need(made.config, task)
-    assert need() < need("rollout.prompts=128") < 2 * need()
-    assert need("evaluation.pass_k=1024", "rollout.prompts=8") > need("rollout.prompts=8")
+    assert need() < need("minibatch_prompts=16") < 2 * need()
+    assert need("evaluation.pass_k=1024", "minibatch_prompts=1") > need("minibatch_prompts=1")
     weights = need("routing=lagged", "routing.lag=3") - need("routing=lagged", "routing.lag=2")
     assert weights == 4 * build.build(made.config.model["config"], task.tokenizer, 0).num_parameters()
     assert need("routing=lagged", "routing.lag=3") - need() == 3 * weights
@@ -312,8 +311,8 @@ def test_cfg_prints_the_config_and_checks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said, refused: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = ran("run", "--cfg", "job", "algorithm=gspo", "steps=7")
-    assert "steps: 7" in said
+    said = ran("run", "--cfg", "job", "algorithm=gspo", "updates=7")
+    assert "updates: 7" in said
     assert "steadymoe.algorithms.gspo.GSPO" in said
     refused("run", "--cfg", "job", "stepz=1")
     assert list(tmp_path.iterdir()) == []
@@ -418,7 +417,7 @@ def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None
         return str(made.folder).partition("/results/runs/")[2]
 
     assert folder() == "default/grpo/flat/sort/seed=0"
-    assert folder("steps=30", "seed=3") == "default/grpo/flat/sort/seed=3"  # the default is no axis
+    assert folder("updates=240", "seed=3") == "default/grpo/flat/sort/seed=3"  # the default is no axis
     assert folder("optimizer.max_grad_norm=1", "checkpoint_every=3") == folder()
     assert folder("updates_per_rollout=16", "optimizer.learning_rate=1e-3", "experiment_name=a") == (
         "a/grpo/flat/sort/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
@@ -438,7 +437,7 @@ def test_hash_covers_exactly_what_changes_numbers(monkeypatch: pytest.MonkeyPatc
     same = ["experiment_name=b", "results_dir=elsewhere", "checkpoint_every=3", "checkpoint_keep=3", "retry=failed"]
     same += ["log=wandb", "optimizer.max_grad_norm=1"]
     assert {hashed(word) for word in same} == {hashed()}
-    others = ["seed=1", "steps=99", "algorithm=gspo", "model=micro", "model.config.num_experts=8", "precision=bf16"]
+    others = ["seed=1", "updates=99", "algorithm=gspo", "model=micro", "model.config.num_experts=8", "precision=bf16"]
     assert len({hashed(), *map(hashed, others)}) == 1 + len(others)
     plain = compose.plan([])[0].plain
     assert identity.config_hash(plain | {"audit": {"groups": 8}}) == hashed(), "older runs have this section"
@@ -478,7 +477,7 @@ def test_settings_hash_ignores_swept_fields() -> None:
     assert "optimizer.learning_rate" not in usual.axes, "it is the usual one"
     assert identity.settings_hash(usual.plain, other.axes) == identity.settings_hash(other.plain, other.axes)
     assert identity.settings_hash(usual.plain, ()) != identity.settings_hash(other.plain, ())
-    (longer,) = compose.plan(["steps=7"])
+    (longer,) = compose.plan(["updates=7"])
     assert identity.settings_hash(usual.plain, other.axes) != identity.settings_hash(longer.plain, other.axes)
 
 
@@ -508,7 +507,7 @@ def test_time_left_follows_from_the_pace_of_the_running_runs() -> None:
 def test_progress_shows_best_reward_and_cold_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_CHECKS", 0)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
-    (made,) = compose.plan([*SMALL, f"results_dir={tmp_path}", "steps=3"])
+    (made,) = compose.plan([*SMALL, f"results_dir={tmp_path}", "updates=6"])
     shown = io.StringIO()
     with record.Record(made.folder, execute._facts(made)) as folder:
         checks = [(25, 0.125, 130.0), (50, 0.25, 61.0)]

@@ -144,7 +144,7 @@ def test_sweep_of_the_tutorial_is_planned(tmp_path: Path, monkeypatch: pytest.Mo
     (command,) = [words for words in commands("docs/your_algorithm.md") if words[:3] == ["steadymoe", "run", "-m"]]
     monkeypatch.chdir(tmp_path)
     on_path(monkeypatch, tmp_path / "mine", "my_losses")
-    planned = bench.plan(*command[3:], *(word for word in SMALL if word != "model=micro"), "steps=1")
+    planned = bench.plan(*command[3:], *(word for word in SMALL if word != "model=micro"), "updates=2")
     assert [(run.choices["algorithm"], run.config.seed) for run in planned] == [
         (name, seed) for name in ("half_clipped", "grpo") for seed in range(3)
     ]

@@ -102,7 +102,7 @@ def test_dollars_in_names_are_shown_literally() -> None:
 
 
 def test_markup_in_a_path_or_label_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
-    words = ["run", *SMALL, "steps=1", f"results_dir='{tmp_path}/[/bold]'"]
+    words = ["run", *SMALL, "updates=2", f"results_dir='{tmp_path}/[/bold]'"]
     assert "/[/bold]'" in ran(*words)  # the next command, which a shell can read
     (made,) = compose.plan(words[1:])
     monkeypatch.setattr(progress, "labels", lambda runs: ["[/bold] \x1b[31m"])

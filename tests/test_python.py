@@ -24,14 +24,19 @@ from steadymoe.models import build
 
 ROOT = Path(__file__).parent.parent
 # What the page's run takes, in place of its own size.
-TINY = [*(word for word in SMALL if not word.startswith(("steps=", "model=micro"))), "model=micro", "steps=2", "seed=0"]
+TINY = [
+    *(word for word in SMALL if not word.startswith(("updates=", "model=micro"))),
+    "model=micro",
+    "updates=4",
+    "seed=0",
+]
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """What the script of docs/commands.md leaves behind: its folder, and its names."""
     script, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "commands.md").read_text(), re.DOTALL)
-    size = '"model=micro", "steps=30", "seed=0,1,2"'
+    size = '"model=micro", "updates=60", "seed=0,1,2"'
     assert script.count(size) == 1
     folder, names = tmp_path_factory.mktemp("python"), {}
     with pytest.MonkeyPatch.context() as patch:

@@ -167,18 +167,15 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
 
     A dense model ignores what its experiment says of routers, and the arguments ``ignored``, which are not in ``args``.
     """
-    from steadymoe.algorithms import complete  # torch and transformers, here and below
-    from steadymoe.bench.runs import fits
+    from steadymoe.bench.runs import fits  # imports torch and transformers
 
     composed, choices = overrides.compose(args)
     provenance.code_hash(composed, imported=True)  # before the first import of what the config names
-    named = identity.of_classes(overrides.reference(args), complete)
-    config = read(_typed(identity.of_classes(_with_absolute_paths(composed), complete), named))
+    named = _complete(overrides.reference(args))
+    config = read(_typed(_complete(_with_absolute_paths(composed)), named))
     reference = flatten(plain(read(_typed(named, named))))
     off = fits.of_routers(config.model, flatten(plain(config)), set(map(key_of, args)))
-    for key, value in off.items():
-        group, _, name = key.rpartition(".")
-        config = replace(config, **{group or name: replace(getattr(config, group), **{name: value}) if group else value})
+    config = _with(config, off)
     flat = flatten(plain(config))
     for key in _FIXED_BY_GROUP:
         if flat.get(key) != reference.get(key):
@@ -268,13 +265,29 @@ def _with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     return placed
 
 
+def _with(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """Return a config with other values at some keys, ``name`` or ``group.name``."""
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        change = {group: replace(getattr(config, group), **{name: value})} if group else {name: value}
+        config = replace(config, **change)
+    return config
+
+
+def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with every field of the classes that it names."""
+    from steadymoe.algorithms import complete  # imports torch
+
+    config = identity.of_classes(config, complete)
+    return {**config, "task": complete(config["task"])} if isinstance(config.get("task"), Mapping) else dict(config)
+
+
 def _typed(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config whose model and task have the types of the named configs: 1 is 1.0 where they have a float.
 
-    Raises ConfigError for a field of another type, and for one that is absent from the YAML or from the config.
+    Raises ConfigError for a field of another type.
     """
-    groups = {group: config.get(group) for group in ("model", "task")}
-    return {**config, **{group: _like(value, named.get(group), group) for group, value in groups.items()}}
+    return {**config, **{group: _like(config.get(group), named.get(group), group) for group in ("model", "task")}}
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
@@ -283,8 +296,6 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def _like(value: Any, usual: Any, key: str) -> Any:
     if isinstance(value, Mapping):
         known = usual if isinstance(usual, Mapping) else {}
-        if lacking := [name for name in known if name not in value and known[name] is not None]:
-            raise ConfigError(f"{key}.{lacking[0]} is missing; the default is {known[lacking[0]]!r}")
         return {name: _like(each, known.get(name), f"{key}.{name}") for name, each in value.items()}
     if isinstance(value, list):
         items = usual if isinstance(usual, list) else []

@@ -40,16 +40,15 @@ def changes_numbers(key: str) -> bool:
 
 
 def of_classes(config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
-    """Return a config with ``change`` made to each section whose fields are those of a class of the suite's kind.
+    """Return a config with ``change`` made to each section of a class: loss, advantage, correction, engine."""
 
-    A task's are not: its YAML gives all of them, ``version`` too.
-    """
-    sections = {key: config[key] for key in ("advantage", "correction", "engine") if config.get(key)}
-    algorithm = {
-        key: change(value) if isinstance(value, Mapping) and "_target_" in value else value
-        for key, value in config["algorithm"].items()
-    }
-    return {**config, **{key: change(section) for key, section in sections.items()}, "algorithm": algorithm}
+    def changed(group: Any, keys: Iterable[str]) -> Any:
+        if not isinstance(group, Mapping):  # refused by the schema
+            return group
+        return {**group, **{key: change(group[key]) for key in keys if isinstance(group.get(key), Mapping)}}
+
+    of_algorithm = changed(config["algorithm"], ("loss", "advantage"))
+    return changed({**config, "algorithm": of_algorithm}, ("advantage", "correction", "engine"))  # type: ignore[no-any-return]
 
 
 def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
@@ -97,9 +96,7 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
 def _hashed(config: Mapping[str, Any]) -> dict[str, Any]:
     from steadymoe.bench.schema import is_added  # pydantic, which `steadymoe status` need not wait for
 
-    return {
-        key: value for key, value in flatten(config).items() if changes_numbers(key) and not is_added(key, value)
-    }
+    return {key: value for key, value in flatten(config).items() if changes_numbers(key) and not is_added(key, value)}
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ _MEANT = {
 # What Hydra would take and the suite does not → what to use.
 _RESERVED = {
     **dict.fromkeys(("-cn", "--config-name"), "configs of your own are found by STEADYMOE_PATH: experiment=NAME"),
-    **dict.fromkeys(("-cp", "--config-path", "-cd", "--config-dir"), "set STEADYMOE_PATH to the folder of your configs"),
+    **dict.fromkeys(("-cp", "--config-path", "-cd", "--config-dir"), "set STEADYMOE_PATH to a folder with a conf/"),
     **dict.fromkeys(("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"), "set results_dir"),
     **dict.fromkeys(("-sc", "--shell-completion"), "Hydra cannot complete subcommands"),
     "--hydra-help": "see `steadymoe run --info`",
@@ -96,8 +96,8 @@ def refuse_reserved(args: Sequence[str]) -> None:
         if key in _MEANT:
             raise ConfigError(f"there is no {key!r}; use {_MEANT[key]}={value}")
         if key == "experts" and value.isdigit():
-            raise ConfigError(f"experts chooses how they are computed; their number is model.config.num_experts={value}")
-        if arg.startswith("~") and not key.startswith("model.config."):
+            raise ConfigError(f"experts is how they are computed; their number is model.config.num_experts={value}")
+        if arg.startswith("~"):
             raise ConfigError(f"{key} cannot be left out; give it a value")
 
 

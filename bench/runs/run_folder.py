@@ -91,6 +91,7 @@ class _Facts:
     tokens: _Size | None = None
     progress: _Object | None = None
     step: Annotated[_Size | None, _at("progress.step")] = None
+    of_steps: Annotated[_Size | None, _at("progress.steps")] = None
     seconds_per_step: Annotated[_Number | None, _at("progress.seconds_per_step")] = None
     diverged: _End | None
     parameters: _Size | None = None

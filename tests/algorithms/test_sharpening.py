@@ -42,7 +42,9 @@ def test_sharpening_is_the_gradient_of_the_negative_entropy() -> None:
 
 
 def test_sharpening_lowers_entropy_without_reading_advantages(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "algorithm=sharpening", "optimizer.learning_rate=3e-3", "updates_per_rollout=1")
+    made = trainer(
+        tmp_path, "algorithm=sharpening", "optimizer.learning_rate=3e-3", "updates_per_rollout=1", "minibatch_prompts=4"
+    )
     before = made.step(1).rows["updates"][0]["entropy"]
     for step in range(2, 12):
         after = made.step(step).rows["updates"][0]["entropy"]

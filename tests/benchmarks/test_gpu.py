@@ -16,8 +16,8 @@ from steadymoe.models import build, megablocks
 
 TINY = {"micro": "model=micro"}
 SHORT = (
-    "rollout.prompts=4 rollout.responses=4 updates_per_rollout=2 task=chain task.max_operands=3 "
-    "savings.sampler_as_old=10"  # as in the setting that is timed
+    "minibatch_prompts=2 rollout.responses=4 updates_per_rollout=2 task=chain task.max_operands=3 "
+    "savings.reuse_sampler_logprobs=10"  # as in the setting that is timed
 )
 # The suite runs these tests on the CPU, where they show that the tests themselves work.
 WITHOUT = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
@@ -25,7 +25,7 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[
 
 
 def updates(results: Path, *words: str) -> pd.DataFrame:
-    run = planned(results, *words, *PROPORTIONAL, "steps=2")
+    run = planned(results, *words, *PROPORTIONAL, "updates=4")
     assert execute.execute(run) == "finished", (run_folder.read_run(run.folder) or {})["error"]
     table = record.read_table(run.folder, "updates")
     return table[["loss", "grad_norm", "entropy", "token_ratio_mean", "expert_change_rate"]]

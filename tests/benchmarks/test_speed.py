@@ -49,7 +49,7 @@ def test_stages_are_shares_and_rates_are_tokens_per_second() -> None:
 
 
 def test_every_group_has_a_signal() -> None:
-    suite = speed.Suite(f"{TINY} rollout.prompts=32")
+    suite = speed.Suite(f"{TINY} minibatch_prompts=16")
     suite.step()
     (row,) = suite.rows
     assert row["reward"] == pytest.approx(0.5, abs=0.1)

@@ -315,7 +315,7 @@ def test_finite_differences_hold_detached_values_and_comparisons() -> None:
 
 
 def test_slow_loss_has_a_large_share_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = compose.plan(["algorithm=grpo", *SMALL, "steps=1"])[0].config
+    fast = compose.plan(["algorithm=grpo", *SMALL, "updates=2"])[0].config
     target = {"_target_": f"{__name__}.Slow"}
     dear = replace(fast, algorithm=replace(fast.algorithm, loss=target))
     assert 0 < share.share(fast, rounds=1) < share.share(dear, rounds=1) < 1

@@ -126,7 +126,7 @@ def test_skipped_update_does_not_move_biases(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["micro", "deepseek_v3_micro"])
 def test_balanced_run_resumes_bit_for_bit(tmp_path: Path, model: str) -> None:
-    words = [*BALANCED, f"model={model}", "engine=stale", "engine.strength=2", "steps=4"]
+    words = [*BALANCED, f"model={model}", "engine=stale", "engine.strength=2", "updates=8"]
     assert_resumes(tmp_path, 4, *words)
 
 

@@ -115,8 +115,8 @@ def test_run_matches_the_default_back_end_and_repeats_bitwise(tmp_path: Path) ->
         f"device={DEVICE}",
         "task=chain",
         "task.max_operands=2",
-        "steps=1",
-        "rollout.prompts=2",
+        "updates=2",
+        "minibatch_prompts=1",
         "rollout.responses=2",
         "algorithm.entropy_bonus=1",  # random responses are all worth nothing
         *PROPORTIONAL,

@@ -79,7 +79,7 @@ def test_checkpoint_loads_completely_and_like_a_built_model(folder: Path, model:
 def test_training_starts_from_the_checkpoint(folder: Path, model: PreTrainedModel, template: str | None) -> None:
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
-    made = planned(folder, "steps=2", "algorithm.entropy_bonus=1")
+    made = planned(folder, "updates=4", "algorithm.entropy_bonus=1")
     assert execute.execute(made) == "finished"
     facts = run_folder.read_run(made.folder) or {}
     assert facts["cold_start"] == {"checkpoint": str(folder)}
@@ -213,7 +213,7 @@ def test_ids_without_a_token_are_never_drawn(folder: Path, task: Chain) -> None:
     with torch.no_grad():
         model.get_output_embeddings().weight[16:] = 100 * model.get_output_embeddings().weight[:16]
     model.save_pretrained(folder)
-    made = planned(folder, "steps=1")
+    made = planned(folder, "updates=2")
     loaded = pretrained.load(str(folder), "cpu")
     task.tokenizer = pretrained.load_tokenizer(str(folder))
     assert loaded.config.vocab_size == loaded.get_output_embeddings().weight.shape[0] == 16
@@ -278,6 +278,6 @@ def test_dense_checkpoint_trains_without_router_settings(tmp_path: Path, task: C
     dense |= {"_target_": "transformers.Qwen3Config", "head_dim": 8}
     build.build(dense, task.tokenizer, 0).save_pretrained(tmp_path / "dense")
     task.tokenizer.save_pretrained(tmp_path / "dense")
-    assert execute.execute(planned(tmp_path / "dense", "steps=1")) == "finished"
+    assert execute.execute(planned(tmp_path / "dense", "updates=2")) == "finished"
     with pytest.raises(ConfigError, match="has no routers"):
         planned(tmp_path / "dense", "routing=r2")

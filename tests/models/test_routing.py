@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import TOKENS_BS, K, L, N, other_routes, own_routes, routed
-from small_runs import advantages, begun, trainer, updated
+from small_runs import FOUR_UPDATES, advantages, begun, trainer, updated
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -188,7 +188,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_replay_runs_recorded_experts_and_drift_is_still_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str
 ) -> None:
-    made = trainer(tmp_path, f"routing={routing}", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
+    made = trainer(
+        tmp_path, f"routing={routing}", "optimizer.learning_rate=1e-2", "updates_per_rollout=4", "minibatch_prompts=1"
+    )
     seen = watched(monkeypatch)
     rollout, minibatches, old = begun(made)
     measured = [made.learner.update(rollout, old, advantages(rollout), parts) for parts in minibatches]
@@ -423,7 +425,7 @@ def test_channels_are_outputs_in_both_expert_layouts(task: Chain) -> None:
 
 
 def test_probe_pins_to_the_routes_before_the_first_update(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
+    made = trainer(tmp_path, "optimizer.learning_rate=1e-2", *FOUR_UPDATES)
     rollout, minibatches, old = begun(made)
     watched_ = UpdateProbe(made.model, rollout.sequences, "fp32")
     with torch.no_grad():

@@ -82,7 +82,9 @@ def compare_configs(trees: dict[str, Path], place: Path) -> list[str]:
             apart.append(f"{experiment}: {len(old)} runs, {len(new)} here")
         if experiment in COUNTED_ANEW:
             continue
-        before = [flatten(mapping.convert(plain) | {"experiment_name": renamed, "checkpoint_every": 80}) for plain in old]
+        before = [
+            flatten(mapping.convert(plain) | {"experiment_name": renamed, "checkpoint_every": 80}) for plain in old
+        ]
         flats = [{json.dumps(flat, sort_keys=True) for flat in each} for each in (before, map(flatten, new))]
         apart += [f"{experiment}: only at {BASE}: {flat}" for flat in sorted(flats[0] - flats[1])]
         apart += [f"{experiment}: only here: {flat}" for flat in sorted(flats[1] - flats[0])]

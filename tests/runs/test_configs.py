@@ -1,6 +1,5 @@
 """Every shipped config composes and runs; what Hydra builds is what Python builds."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +7,18 @@ import hydra
 import pytest
 import yaml
 from fixtures import CORE_SIX
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe import algorithms, conf
-from steadymoe.bench.runs import command, compose, execute, overrides, record
+from steadymoe.bench.runs import compose, execute, overrides, record, validate
 
 SHORT = [
-    "rollout.prompts=8",
+    "minibatch_prompts=4",
     "rollout.responses=3",  # the fewest that every advantage takes
     "updates_per_rollout=2",
-    "steps=2",
-    "evaluation.every=1",
+    "updates=4",
+    "evaluation.every=2",
+    "seed=0",
     "evaluation.prompts=4",
     "evaluation.pass_k=0",
     "probe.responses=2",
@@ -30,11 +28,6 @@ SHORT = [
     "cold_start.check_prompts=4",
     "cold_start.batch_size=4",
 ]
-
-
-# ... and of experiments with a mini-batch or updates of their own, which SHORT's prompts and steps would contradict.
-SHORT_EXPERIMENT = ["rollout.minibatch_prompts=null", "total_updates=null", "evaluation.every_updates=null"]
-SHORT_EXPERIMENT += ["probe.every_updates=null", "checkpoint_keep=null", "seed=0"]
 
 
 def with_needed(name: str) -> list[str]:
@@ -70,15 +63,9 @@ def trained_models() -> list[Any]:
 
 
 def trained_experiments() -> list[Any]:
-    """Every experiment; those that change another one wait."""
-
-    def base(name: str) -> Any:
-        return yaml.safe_load(conf.path("experiment", name).read_text())["defaults"][0]
-
-    return [
-        run_of([f"experiment={name}", *SHORT_EXPERIMENT], waits=base(name) in conf.names("experiment"))
-        for name in conf.names("experiment")
-    ]
+    """Every experiment; all but one of each setting wait."""
+    quick = ("dose", "every_algorithm", "quickstart", "tolerance_long")
+    return [run_of([f"experiment={name}"], waits=name not in quick) for name in conf.names("experiment")]
 
 
 @pytest.fixture(scope="module")
@@ -132,62 +119,15 @@ def test_loading_through_hydra_equals_loading_through_python(name: str) -> None:
     assert algorithms.build(made.config.algorithm.loss) == algorithms.load(name)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "experiment=attribution seed=1 algorithm=grpo",
-        "model=micro +model.config.router_scale=3 routing=r2 correction=tis seed=3",
-        "algorithm=dapo engine=fp8 engine.strength=0.5 ~engine.scale",
-        "experiment=replay '+task.texts.x=\"algorithm=grpo algorithm.loss.clip_low=0.1\"' +task.numbers=[0,1]",
-        "advantage=leave_one_out hydra.launcher.n_jobs=2 ++optimizer.learning_rate=3e-3",
-        "seed=4 ++seed=3",
-        "threads=2 log=null savings.sampler_as_old=10 model.config.hidden_size=64 \"results_dir='a b'\"",
-        "optimizer.learning_rate=1 evaluation.permuted_routes=true rollout={prompts:8,responses:4}",
-        "seed=3 seed=4 seed=3",
-        "cold_start.noise=0.2 ++cold_start={noise:0.3} cold_start.noise=0.4",
-        "optimizer.learning_rat=3",
-        "task=sort task.max_length=[",
-        "algorithm=nothing",
-        "+seed=3",
-        "seed=1,2",
-    ],
-)
-def test_sweep_point_matches_hydras_composition(text: str) -> None:
-    def found(by: Any, words: list[str]) -> Any:
-        try:
-            return by(words)
-        except (HydraException, OmegaConfBaseException) as error:
-            return type(error), str(error)
-
-    def by_hydra(words: list[str]) -> Any:
-        composed = hydra.compose("config", words, return_hydra_config=True)
-        ours = {key: composed[key] for key in composed if key != "hydra"}
-        chosen = {group: name for group, name in composed.hydra.runtime.choices.items() if name and "/" not in group}
-        return OmegaConf.to_container(OmegaConf.create(ours), resolve=True), chosen
-
+def test_values_are_hydras_and_keys_that_yamls_leave_out_need_no_plus() -> None:
+    words = ["algorithm=dapo", "engine=fp8", "engine.strength=0.5", "rollout={responses: 4}", "++seed=3", "seed=4"]
     with overrides.composing():
-        words = shlex.split(text)
-        assert found(overrides.compose, words) == found(by_hydra, words)
-        again = found(overrides.compose, [*words, "steps=7"])  # the cache does not keep a point's own words
-        assert found(overrides.compose, words) == found(by_hydra, words)
-        assert again == found(by_hydra, [*words, "steps=7"])
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["experiment=tolerance_mismatch", "algorithm=grpo_unclipped", "updates_per_rollout=1", "seed=3"],
-        ["experiment=attribution", "model=dense_flat", "optimizer.learning_rate=3e-3"],
-        ["routing=r2", "advantage=leave_one_out"],
-        ["hydra/launcher=basic", "correction=tis"],
-    ],
-    ids=" ".join,
-)
-def test_named_configs_of_a_point_match_hydras_full_composition(words: list[str]) -> None:
-    with overrides.composing():
-        chosen = overrides.compose(words)[1]
-        composed = hydra.compose("config", [f"{group}={name}" for group, name in chosen.items()])
-        assert overrides.reference(words) == OmegaConf.to_container(composed, resolve=True)
+        composed = hydra.compose("config", words)
+        ours, choices = overrides.compose([*words, "algorithm.loss.dual_clip=3.0"])
+        theirs: Any = OmegaConf.to_container(composed, resolve=True)
+        theirs["algorithm"]["loss"]["dual_clip"] = 3.0
+    assert ours == theirs
+    assert (choices["algorithm"], choices["engine"], ours["seed"]) == ("dapo", "fp8", 4)
 
 
 def test_hydra_section_matches_hydras_composition() -> None:
@@ -229,6 +169,6 @@ def test_every_run_of_an_experiment_can_be_planned(name: str) -> None:
 )
 def test_kl_term_without_effect_is_noted(estimator: str, place: str, coefficient: float, noted: int) -> None:
     kl = f"{{estimator: {estimator}, place: {place}, coefficient: {coefficient}}}"
-    notes = command._notes(compose.plan([f"algorithm.kl={kl}"]))
+    notes = validate.notes(compose.plan([f"algorithm.kl={kl}"]))
     assert len(notes) == noted
     assert all("estimator=k1" in line for line in notes)

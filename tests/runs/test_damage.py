@@ -22,7 +22,7 @@ from steadymoe.bench.training.columns import TABLES
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of one short run that was asked for as a user does."""
     results = tmp_path_factory.mktemp("finished")
-    made = planned(results, "steps=2")
+    made = planned(results, "updates=4")
     run_folder.add_to_plan([made])
     assert execute.execute(made) == "finished"
     return results
@@ -120,7 +120,7 @@ def test_unreadable_plan_is_reported_and_rewritten(content: str, finished: Path,
     assert told[0].startswith("default: ")
     assert "plan.json" in told[0]
     assert told[1].startswith("default: 1 finished")
-    run_folder.add_to_plan([planned(tmp_path, "steps=2"), planned(tmp_path, "steps=2", "seed=1")])
+    run_folder.add_to_plan([planned(tmp_path, "updates=4"), planned(tmp_path, "updates=4", "seed=1")])
     assert len(run_folder.planned(plan.parent)[0]) == 2
     assert plan.with_name("plan.json.damaged").read_text() == content
     assert status.lines(tmp_path)[0].startswith("default: 1 finished, 1 not started")
@@ -181,13 +181,13 @@ def test_a_cold_start_with_a_flipped_bit_is_trained_again(finished: Path, tmp_pa
     (weights,) = (tmp_path / "cold_starts").glob("*.safetensors")
     before = weights.read_bytes()
     flip(weights)
-    made = planned(tmp_path, "steps=2", "experiment_name=again")
+    made = planned(tmp_path, "updates=4", "experiment_name=again")
     assert execute.execute(made) == "finished"
     assert weights.read_bytes() == before
     assert "damaged" in run_folder.known(made.folder)["cold_start"]["rebuilt"]
     assert_same(folder, made.folder)
     weights.unlink()
-    assert execute.execute(planned(tmp_path, "steps=2", "experiment_name=third")) == "finished"
+    assert execute.execute(planned(tmp_path, "updates=4", "experiment_name=third")) == "finished"
     assert weights.read_bytes() == before
 
 
@@ -226,4 +226,4 @@ def test_run_json_without_permission_is_damage(tmp_path: Path, monkeypatch: pyte
 
 def test_retry_failed_skips_damaged_runs(finished: Path, tmp_path: Path, refused: Said) -> None:
     (moved(finished, tmp_path) / "steps.parquet").unlink()
-    refused("run", "--retry-failed", *SMALL, "steps=2", f"results_dir={tmp_path}")
+    refused("run", "--retry-failed", *SMALL, "updates=4", f"results_dir={tmp_path}")

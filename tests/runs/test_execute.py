@@ -142,7 +142,7 @@ def test_run_of_a_loss_that_draws_random_numbers_repeats_and_resumes(tmp_path: P
     ],
 )
 def test_fault_of_a_loss_names_its_file_and_line(tmp_path: Path, name: str, words: str) -> None:
-    made = planned(tmp_path, f"algorithm.loss._target_=faulty_losses.{name}", "steps=1")
+    made = planned(tmp_path, f"algorithm.loss._target_=faulty_losses.{name}", "updates=2")
     with sharing_starts(tmp_path):
         assert execute.execute(made) == "failed"
     error = run_folder.known(made.folder)["error"].splitlines()[-1]
@@ -198,7 +198,7 @@ def test_finished_run_is_skipped_and_another_config_is_refused(
         assert execute.execute(whole) == "finished"
     facts = json.loads((whole.folder / "run.json").read_text())
     other = compose.Run(**(vars(whole) | {"config_hash": "0" * 16, "plain": facts["config"] | {"steps": 7}}))
-    with pytest.raises(ConfigError, match="steps: 6 -> 7"):
+    with pytest.raises(ConfigError, match="updates: 12 -> 14"):
         execute.execute(other)
     assert {path: path.stat().st_mtime_ns for path in whole.folder.glob("*.*")} == before
 
@@ -292,7 +292,7 @@ def test_only_algorithms_share_a_cold_start(tmp_path: Path) -> None:
     def fingerprint(*words: str) -> str:
         return planned(tmp_path, *words).config.cold_start_fingerprint
 
-    of_a_run = ["algorithm=grpo", "steps=9", "optimizer.learning_rate=1e-2", "optimizer.router_factor=2"]
+    of_a_run = ["algorithm=grpo", "updates=18", "optimizer.learning_rate=1e-2", "optimizer.router_factor=2"]
     assert fingerprint("algorithm=gspo") == fingerprint(*of_a_run)
     others = ["seed=1", "task.modulus=5", "model.config.num_experts=4", "cold_start.noise=0.3", "precision=bf16"]
     others += [f"cold_start.{name}=0.5" for name in ("router_factor", "aux_loss", "z_loss")]
@@ -357,7 +357,7 @@ def test_interrupted_cold_start_resumes_to_the_same_bytes(tmp_path: Path, capsys
 
 @pytest.mark.check
 def test_rerun_finishes_a_killed_cold_start_and_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["steps=1", "cold_start.check_every=10", "cold_start.accuracy_low=0.7"]
+    words = ["updates=2", "cold_start.check_every=10", "cold_start.accuracy_low=0.7"]
     whole, killed = planned(tmp_path / "whole", *words), planned(tmp_path / "killed", *words)
     rising = "cold_start._accuracy = lambda *a: a[4] / 40"  # of the updates, so that the third check is in the band
     kill = "cold_start._keep = lambda *a, keep=cold_start._keep: (keep(*a), os.kill(os.getpid(), 9))"
@@ -400,7 +400,7 @@ def test_zero_learning_rate_changes_nothing(tmp_path: Path) -> None:
 def test_the_three_algorithms_coincide_at_one_update_a_rollout(tmp_path: Path) -> None:
     curves = []
     for name in ("reinforce", "grpo", "gspo"):
-        made = finished(tmp_path, f"algorithm={name}", "updates_per_rollout=1", *PROPORTIONAL)
+        made = finished(tmp_path, f"algorithm={name}", "updates_per_rollout=1", "minibatch_prompts=4", *PROPORTIONAL)
         curves.append(record.read_table(made.folder, "updates")[["grad_norm", "entropy"]].to_numpy())
     assert np.ptp(curves[0][:, 1]) > 1e-2  # the updates move the policy
     np.testing.assert_allclose(curves[0], curves[1], atol=1e-4)
@@ -414,7 +414,7 @@ def test_router_auxiliary_loss_is_off_by_default(tmp_path: Path) -> None:
 
 
 def test_bf16_forwards_differ_from_fp32_and_keep_fp32_weights(whole: compose.Run, tmp_path: Path) -> None:
-    rounded = finished(tmp_path, "precision=bf16", "steps=1")
+    rounded = finished(tmp_path, "precision=bf16", "updates=2")
     gap = record.read_table(rounded.folder, "steps")["rollout_logprob_gap_max"].max()
     assert gap < 0.5
     assert not tables(rounded.folder)["updates"]["loss"].equals(tables(whole.folder)["updates"]["loss"][:2])

@@ -25,10 +25,10 @@ LAUNCHERS = {
 def basic(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
     """The four runs by Hydra's basic launcher, one after the other."""
     folder = tmp_path_factory.mktemp("basic")
-    launcher = launched(folder, "hydra/launcher=basic", "steps=30")
+    launcher = launched(folder, "hydra/launcher=basic", "updates=60")
     said, _ = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, said
-    return runs_of(folder, "steps=30")
+    return runs_of(folder, "updates=60")
 
 
 def assert_complete(runs: list[compose.Run], basic: list[compose.Run]) -> None:
@@ -42,11 +42,11 @@ def test_numbers_match_the_basic_launcher(
     words: list[str], tmp_path: Path, basic: list[compose.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    launcher = launched(Path("here"), *words, "steps=30")  # relative: workers have to find it
+    launcher = launched(Path("here"), *words, "updates=60")  # relative: workers have to find it
     said, _ = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, said
     assert "4 finished" in said
-    runs = runs_of(Path("here"), "steps=30")
+    runs = runs_of(Path("here"), "updates=60")
     assert_complete(runs, basic)
     assert "hydra" not in (run_folder.read_run(runs[0].folder) or {})["command"]
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
@@ -60,8 +60,8 @@ def holder(each: compose.Run) -> int | None:
 
 @pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_a_killed_worker_loses_nothing(words: list[str], tmp_path: Path, basic: list[compose.Run]) -> None:
-    runs = runs_of(tmp_path, "steps=30")
-    launcher = launched(tmp_path, *words, "steps=30")
+    runs = runs_of(tmp_path, "updates=60")
+    launcher = launched(tmp_path, *words, "updates=60")
     wait_for(lambda: at_work(runs, 3), 120)
     victim = at_work(runs)[0]
     worker = holder(victim)
@@ -75,15 +75,15 @@ def test_a_killed_worker_loses_nothing(words: list[str], tmp_path: Path, basic: 
         assert "a job was lost" in said
         assert "Traceback" not in said.partition("the launcher has lost")[0]
         wait_for(lambda: not at_work(runs), 120)
-        again = launched(tmp_path, *words, "steps=30")
+        again = launched(tmp_path, *words, "updates=60")
         said, _ = again.communicate(timeout=240)
         assert again.returncode == 0, said
     assert_complete(runs, basic)
 
 
 def test_submitted_jobs_outlive_their_launcher(tmp_path: Path, basic: list[compose.Run]) -> None:
-    runs = runs_of(tmp_path, "steps=30")
-    launcher = launched(tmp_path, *LAUNCHERS["submitit_local"], "steps=30")
+    runs = runs_of(tmp_path, "updates=60")
+    launcher = launched(tmp_path, *LAUNCHERS["submitit_local"], "updates=60")
     wait_for(lambda: at_work(runs, 1), 120)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(30) == 130

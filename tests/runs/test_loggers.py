@@ -31,7 +31,7 @@ def assert_shows_the_record(values: Mapping[str, Mapping[int, list[float]]], fol
 
 def test_tensorboard_shows_every_step_once_after_an_interruption(whole: compose.Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    made = planned(tmp_path, "log=tensorboard", "checkpoint_every=4")
+    made = planned(tmp_path, "log=tensorboard", "checkpoint_every=8")
     interrupt(made, 4)  # before a checkpoint: the run begins anew, and so do its scalars
     interrupt(made, 6)  # from the checkpoint at 4: step 5 comes twice
     assert set(scalars(made.folder)["steps/reward"]) == {1, 2, 3, 4, 5}
@@ -63,7 +63,7 @@ def test_wandb_offline_holds_every_step_once(
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_DIR", raising=False)
-    made = planned(tmp_path, "log=wandb", "checkpoint_every=4")
+    made = planned(tmp_path, "log=wandb", "checkpoint_every=8")
     interrupt(made, 6)
     assert execute.execute(made) == "finished"
     assert_same(whole.folder, made.folder)

@@ -21,7 +21,7 @@ from steadymoe.bench.training import checkpoint
 
 OLD = Path(__file__).parents[1] / "recorded" / "results" / "runs" / "small"
 TRAINING = Path(__file__).parents[1] / "recorded" / "training_code.json"
-TINY = [*(word for word in SMALL if not word.startswith("steps=")), "steps=1", "hydra/launcher=basic"]
+TINY = [*(word for word in SMALL if not word.startswith("updates=")), "updates=2", "hydra/launcher=basic"]
 
 LOSS = '''"""A loss."""
 from dataclasses import dataclass

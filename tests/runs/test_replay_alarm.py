@@ -22,10 +22,10 @@ from steadymoe.models.routing import RouteRecorder
 from steadymoe.models.selection import NO_ROUTE
 
 OTHER = {
-    "steps": 4,
-    "probe.every": 1,
+    "updates": 8,
+    "probe.every": 2,
     "probe.fraction": 1.0,
-    "rollout.prompts": 8,
+    "minibatch_prompts": 4,
     "cold_start.check_every": 150,
     "model.config.num_experts": 4,
     "engine": "router_noise",

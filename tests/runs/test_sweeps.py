@@ -23,7 +23,7 @@ from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
 
 # Long enough that a run whose third step is seen on disk is killed before it ends.
-LONG = "steps=16"
+LONG = "updates=32"
 
 
 def children(pid: int) -> list[int]:
@@ -151,7 +151,7 @@ def test_retry_failed_reruns_only_failed_runs(tmp_path: Path, monkeypatch: pytes
 
 
 def test_job_loads_its_config_in_the_launchers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (run,) = compose.plan([*SMALL, "algorithm=gspo", "correction=tis", "rollout.minibatch_prompts=2", "steps=3"])
+    (run,) = compose.plan([*SMALL, "algorithm=gspo", "correction=tis", "minibatch_prompts=2", "updates=6"])
     run.save(tmp_path / "0.json")
     went: list[Path] = []
     monkeypatch.chdir(tmp_path)  # as a Ray cluster's worker may

@@ -195,7 +195,7 @@ def test_dry_run_prints_what_is_missing(score: Score, tmp_path: Path) -> None:
 SMALL = (
     "hydra/launcher=basic",  # in this process
     *("model=micro", "task.min_length=2", "task.max_length=3", "seed=0,1"),
-    *("total_updates=4", "rollout.minibatch_prompts=2", "evaluation.every_updates=4", "evaluation.prompts=8"),
+    *("updates=4", "minibatch_prompts=2", "evaluation.every=4", "evaluation.prompts=8"),
     *("evaluation.pass_k=0", "collapse.patience_updates=4", "collapse.window_updates=4", "cold_start.batch_size=32"),
     *("cold_start.accuracy_low=0", "cold_start.accuracy_high=1", "cold_start.check_every=10"),
     "cold_start.check_prompts=8",

@@ -15,11 +15,11 @@ from steadymoe.bench.training import checkpoint
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
     """A run of six steps that keeps the weights of its second step."""
-    return finished(tmp_path_factory.mktemp("kept"), "checkpoint_keep=2")
+    return finished(tmp_path_factory.mktemp("kept"), "checkpoint_keep=4")
 
 
 def test_kept_weights_are_those_after_their_step(kept: compose.Run, tmp_path: Path) -> None:
-    halted = planned(tmp_path, "checkpoint_every=1")
+    halted = planned(tmp_path, "checkpoint_every=2")
     interrupt(halted, 3)
     tensors, _ = checkpoint.read_tensors(halted.folder / "checkpoint.safetensors")
     weights = load_file(run_folder.weights_path(kept.folder, 2))
@@ -34,11 +34,11 @@ def test_kept_weights_are_those_after_their_step(kept: compose.Run, tmp_path: Pa
 def test_resumed_run_has_the_kept_weights_of_an_undisturbed_one(
     kept: compose.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = planned(tmp_path / "late"), planned(tmp_path / "late", "checkpoint_keep=2")
+    asked = planned(tmp_path / "late"), planned(tmp_path / "late", "checkpoint_keep=4")
     interrupt(asked[0], 4)
     assert execute.execute(asked[1]) == "finished"
     assert "restarted at step 1, because the weights of step 2 were not kept" in capsys.readouterr().err
-    killed, save = planned(tmp_path / "killed", "checkpoint_keep=2"), checkpoint.save_weights
+    killed, save = planned(tmp_path / "killed", "checkpoint_keep=4"), checkpoint.save_weights
 
     def dies_after_saving(*arguments: object) -> None:
         save(*arguments)  # type: ignore[arg-type]
@@ -57,8 +57,8 @@ def test_resumed_run_has_the_kept_weights_of_an_undisturbed_one(
 
 
 def test_redo_reruns_a_run_that_lacks_the_weights_to_keep(kept: compose.Run) -> None:
-    other = planned(Path(kept.config.results_dir), "checkpoint_keep=3")
+    other = planned(Path(kept.config.results_dir), "checkpoint_keep=6")
     assert run_folder.stale(kept) is None
     assert run_folder.stale(other) == "the weights of step 3 were not kept"
-    with pytest.raises(ConfigError, match="checkpoint_keep=7: the run has only 6 steps; lower it"):
-        planned(Path(kept.config.results_dir), "checkpoint_keep=7")
+    with pytest.raises(ConfigError, match="checkpoint_keep=14: the run has 12 updates; lower it"):
+        planned(Path(kept.config.results_dir), "checkpoint_keep=14")

@@ -21,7 +21,7 @@ from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
 from steadymoe.models.snapshots import Lag
 
-FAST = ["optimizer.learning_rate=1e-2", "updates_per_rollout=4"]
+FAST = ["optimizer.learning_rate=1e-2", "updates_per_rollout=4", "minibatch_prompts=1", "updates=24"]
 
 
 def columns_and_weights(made: Trainer, step: int = 1, lagged: bool | None = None) -> list[Tensor]:
@@ -207,6 +207,8 @@ def test_trigger_switches_between_free_and_lagged_routing(tmp_path: Path) -> Non
 def test_stopped_run_resumes_with_old_weights_and_trigger_state(tmp_path: Path, trigger: str) -> None:
     words = [
         "updates_per_rollout=4",
+        "minibatch_prompts=1",
+        "updates=24",
         "optimizer.learning_rate=1e-3",
         "routing=lagged",
         "routing.lag=6",

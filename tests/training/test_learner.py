@@ -73,7 +73,7 @@ def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(
 
 
 def test_stages_and_steps_draw_independently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, seen = trainer(tmp_path, "engine=router_noise", "evaluation.every=9"), []
+    made, seen = trainer(tmp_path, "engine=router_noise", "evaluation.every=18"), []
     for name in ("torch_generator", "numpy_generator"):
         plain = getattr(trainer_module, name)
 
@@ -322,13 +322,13 @@ def test_rollouts_of_different_widths_are_aligned_when_joined(model: PreTrainedM
 
 
 def test_a_correction_is_applied_and_recorded(tmp_path: Path) -> None:
-    made = planned(tmp_path, "correction=icepop", "steps=1")
+    made = planned(tmp_path, "correction=icepop", "updates=2")
     assert made.axes["correction"] == "icepop"
     assert execute.execute(made) == "finished"
     steps = record.read_table(made.folder, "steps")
     assert steps["correction_weight"].item() == pytest.approx(1, abs=1e-3)  # sampler and trainer agree
     assert steps["correction_rejected"].item() == 0
-    plain = planned(tmp_path, "steps=1")
+    plain = planned(tmp_path, "updates=2")
     assert plain.config_hash != made.config_hash
     assert identity.settings_hash(plain.plain, made.axes) == identity.settings_hash(made.plain, made.axes)
 

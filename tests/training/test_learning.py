@@ -28,7 +28,7 @@ def rise(folder: Path) -> estimates.Estimate:
 
 @pytest.mark.parametrize("algorithm", CORE_SIX)
 def test_algorithm_raises_held_out_accuracy_beyond_noise(results: Path, algorithm: str) -> None:
-    words = ["experiment=every_algorithm", f"algorithm={algorithm}", "seed=0", "steps=16", "evaluation.every=16"]
+    words = ["experiment=every_algorithm", f"algorithm={algorithm}", "seed=0", "updates=32", "evaluation.every=32"]
     (run,) = compose.plan([*words, "measure=little", "task.max_operands=3", f"results_dir={results}"])
     assert execute.execute(run) == "finished"
     assert rise(run.folder).low > 0

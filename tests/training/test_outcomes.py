@@ -32,7 +32,7 @@ def test_greedy_responses_take_the_most_likely_token_without_drawing(model: PreT
 
 
 def test_first_and_last_evaluations_have_three_outcomes(tmp_path: Path) -> None:
-    words = ["steps=2", "evaluation.every=1", "evaluation.pass_k=4", "evaluation.pass_prompts=5"]
+    words = ["updates=4", "evaluation.every=2", "evaluation.pass_k=4", "evaluation.pass_prompts=5"]
     made = trainer(tmp_path, *words, "evaluation.prompts=8")
     start, middle, end = (made.evaluate(step) for step in (0, 1, 2))
     for rows in (start, end):
@@ -44,7 +44,7 @@ def test_first_and_last_evaluations_have_three_outcomes(tmp_path: Path) -> None:
 
 
 def test_measure_little_scores_greedy_only_at_the_ends(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "steps=2", "measure=little", "evaluation.pass_k=0")
+    made = trainer(tmp_path, "updates=4", "measure=little", "evaluation.pass_k=0")
     assert ["score_greedy" in made.evaluate(step)[0] for step in (0, 1, 2)] == [True, False, True]
     assert "score_pass" not in made.evaluate(2)[0]
 
@@ -52,14 +52,14 @@ def test_measure_little_scores_greedy_only_at_the_ends(tmp_path: Path) -> None:
 def test_pass_at_k_is_the_best_of_k_and_grows_with_k(tmp_path: Path) -> None:
     found = {}
     for k in (1, 2, 16):
-        made = scored(trainer(tmp_path, "steps=1", f"evaluation.pass_k={k}", "evaluation.prompts=64"))
+        made = scored(trainer(tmp_path, "updates=2", f"evaluation.pass_k={k}", "evaluation.prompts=64"))
         found[k] = sum(row["score_pass"] for row in made.evaluate(1)) / 64
     assert found[1] <= found[2] <= found[16]
     assert found[1] < found[16]
 
 
 def test_step_records_the_mean_of_each_outcome(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "steps=1", "evaluation.every=1", "evaluation.prompts=8", "evaluation.pass_prompts=4")
+    made = trainer(tmp_path, "updates=2", "evaluation.every=2", "evaluation.prompts=8", "evaluation.pass_prompts=4")
     result = made.step(1)
     (row,), evaluations = result.rows["steps"], result.rows["evaluations"]
     assert row["eval_greedy"] == pytest.approx(sum(each["score_greedy"] for each in evaluations) / 8)

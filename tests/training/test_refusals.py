@@ -38,7 +38,7 @@ REFUSED = {
     "routing=pr2 routing.predictor_learning_rate=0": "routing.predictor_learning_rate` must be greater than 0",
     "routing=r2 +routing.lag=2": "routing.lag must be set with routing=lagged and left out otherwise",
     "routing=lagged routing.lag=null": "routing.lag must be set with routing=lagged",
-    "routing=lagged steps=2 routing.lag=16": "routing.lag=16: in a run of 16 updates no weights are that old",
+    "routing=lagged updates=16 routing.lag=16": "routing.lag=16: in a run of 16 updates no weights are that old",
     "routing=off +routing.lag_trigger=3.0": "routing.lag_trigger requires routing=lagged",
     "model=dense_micro cold_start.aux_loss=0.02": "dense and has no routers: cold_start.aux_loss",
     "model=dense_micro optimizer.router_factor=5": "dense and has no routers: optimizer.router_factor",
@@ -51,8 +51,6 @@ REFUSED = {
     "model=deepseek_v3_micro model.config.n_shared_experts=-1": "n_shared_experts must be between 0 and",
     "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok (9) is above the number",
     # Updates.
-    "rollout.minibatch_prompts=3 rollout.prompts=32": "means rollout.prompts=24",
-    "total_updates=80 steps=30": "means steps=10",
     "microbatch=4 routing.aux_loss=0.1": "need the whole mini-batch",
     "advantage=leave_one_out_std rollout.responses=2": "at least 3 responses",
     "correction=tis algorithm=grpo algorithm.loss.anchor=rollout": "use correction=none",
@@ -61,11 +59,11 @@ REFUSED = {
     "algorithm=grpo algorithm.entropy_bonus=0.1 algorithm.sampling.max_rollouts=3": "above 1 drops groups",
     "algorithm=dapo algorithm.kl.coefficient=0.1 algorithm.sampling.max_rollouts=3": "above 1 drops groups",
     # Savings and measurements.
-    "savings.sampler_as_old=5 engine=bf16": "a sampler equal to the trainer",
-    "savings.sampler_as_old=5 engine=truncated": "a sampler equal to the trainer",
-    "savings.sampler_as_old=5 precision=bf16": "a sampler equal to the trainer",
-    "savings.sampler_as_old=5 routing=pr2": "a sampler equal to the trainer",
-    "savings.sampler_as_old=5 routing=lagged": "a sampler equal to the trainer",
+    "savings.reuse_sampler_logprobs=5 engine=bf16": "a sampler equal to the trainer",
+    "savings.reuse_sampler_logprobs=5 engine=truncated": "a sampler equal to the trainer",
+    "savings.reuse_sampler_logprobs=5 precision=bf16": "a sampler equal to the trainer",
+    "savings.reuse_sampler_logprobs=5 routing=pr2": "a sampler equal to the trainer",
+    "savings.reuse_sampler_logprobs=5 routing=lagged": "a sampler equal to the trainer",
 }
 
 

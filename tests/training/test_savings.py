@@ -141,7 +141,7 @@ def test_unshared_prompts_have_a_reason(tmp_path: Path) -> None:
 
 
 def test_sampler_replaces_the_old_policy_and_is_verified(tmp_path: Path) -> None:
-    made = finished(tmp_path, "savings.sampler_as_old=3", "steps=5", *PROPORTIONAL)
+    made = finished(tmp_path, "savings.reuse_sampler_logprobs=3", "updates=10", *PROPORTIONAL)
     steps = record.read_table(made.folder, "steps")
     compared = steps["rollout_kl_k3"].notna()
     assert compared.tolist() == [True, False, False, True, False]
@@ -150,7 +150,7 @@ def test_sampler_replaces_the_old_policy_and_is_verified(tmp_path: Path) -> None
     updates = record.read_table(made.folder, "updates")
     first = updates[updates["update"] == 1]
     assert (first["token_ratio_variance"] < 1e-8).all()
-    plain = finished(tmp_path, "steps=5", "experiment_name=plain", *PROPORTIONAL)
+    plain = finished(tmp_path, "updates=10", "experiment_name=plain", *PROPORTIONAL)
     theirs = record.read_table(plain.folder, "steps")
     assert_close(steps["reward"].iloc[0], theirs["reward"].iloc[0])
     assert abs(steps["grad_norm"].iloc[0] - theirs["grad_norm"].iloc[0]) < 1e-3 * theirs["grad_norm"].iloc[0]
@@ -158,7 +158,7 @@ def test_sampler_replaces_the_old_policy_and_is_verified(tmp_path: Path) -> None
 
 def test_near_tie_in_a_router_does_not_stop_a_run(tmp_path: Path) -> None:
     """One token in a hundred may be far apart, two may not; nor may the responses of two prompts, but those of one."""
-    made = trainer(tmp_path, "savings.sampler_as_old=1")
+    made = trainer(tmp_path, "savings.reuse_sampler_logprobs=1")
     rollout, _, old = begun(made)
     mask_BT, responses = rollout.sequences.response_mask_BT.bool(), made.config.rollout.responses
     places = mask_BT.nonzero()
@@ -182,7 +182,7 @@ def test_near_tie_in_a_router_does_not_stop_a_run(tmp_path: Path) -> None:
 
 
 def test_measure_little_does_not_change_training(tmp_path: Path) -> None:
-    words = ["steps=3", "probe.every=2", "evaluation.every=3", *PROPORTIONAL]
+    words = ["updates=6", "probe.every=4", "evaluation.every=6", *PROPORTIONAL]
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
         execute.execute(made)

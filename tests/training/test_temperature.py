@@ -93,7 +93,7 @@ def test_gradient_is_that_of_logits_divided_by_the_temperature(tmp_path: Path) -
 
 
 def test_token_frequencies_match_the_temperature(tmp_path: Path) -> None:
-    made = trainer(tmp_path, *at(0.5), "rollout.responses=4000", "rollout.prompts=2")
+    made = trainer(tmp_path, *at(0.5), "rollout.responses=4000", "minibatch_prompts=1")
     rollout, _, _ = made.sample(1)
     with torch.no_grad():
         first_BV = whole_logprobs(made, rollout.rows(torch.tensor([0, 4000])))[:, 0]
@@ -191,7 +191,7 @@ def test_evaluation_stays_at_temperature_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("temperature", [0.1, 30.0])
 def test_sampler_replaces_the_old_policy_at_any_temperature(tmp_path: Path, temperature: float) -> None:
-    words = [f"rollout.temperature={temperature}", "savings.sampler_as_old=1", "steps=2", *PROPORTIONAL]
+    words = [f"rollout.temperature={temperature}", "savings.reuse_sampler_logprobs=1", "updates=4", *PROPORTIONAL]
     made = finished(tmp_path, *words)
     updates = record.read_table(made.folder, "updates")
     assert (updates.loc[updates["update"] == 1, "token_ratio_variance"] < 1e-4).all()

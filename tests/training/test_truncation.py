@@ -129,5 +129,5 @@ def test_masks_count_towards_the_memory_bound(tmp_path: Path) -> None:
     task = trainer(tmp_path, *WORDS).task
     (made,), (without,) = (compose.plan([*REPLAY, *more, *words]) for more in ([], ["engine.replay_mask=false"]))
     masks = memory_need(made.config, task) - memory_need(without.config, task)
-    responses = made.config.rollout.prompts * made.config.rollout.responses
+    responses = made.config.prompts * made.config.rollout.responses
     assert masks == responses * task.max_new_tokens * len(task.tokenizer)
