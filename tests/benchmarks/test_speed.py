@@ -109,11 +109,7 @@ def test_settings_are_valid_runs_of_the_experiments_models(setting: str) -> None
     ],
 )
 def test_invalid_arguments_are_refused_before_timing(
-    arguments: list[str],
-    line: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(speed, "measure", lambda *_: pytest.fail("timed"))
