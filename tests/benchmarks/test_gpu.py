@@ -55,7 +55,7 @@ def test_missing_gpu_fails_in_one_line(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(tmp_path / "gpu") == 2
-    assert capsys.readouterr().err == "make gpu: torch finds no GPU here, so there is nothing to measure\n"
+    assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

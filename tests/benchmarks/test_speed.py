@@ -1,7 +1,6 @@
 """The timings are of real steps, and docs/sweeps.md shows what was recorded."""
 
 import json
-import re
 import time
 from pathlib import Path
 
@@ -82,10 +81,7 @@ def test_setting_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     little = numbers["beside"]["ours, little"]
     assert little["median"] == pytest.approx(numbers["seconds"]["ours, little"] / numbers["seconds"]["ours"])
     by = {"machine": {"cpu": "Abacus"}, "versions": {"torch": "1.2"}, "blocks": 1}
-    shown = speed.markdown({"mine": by | numbers})
-    assert "TRL" not in shown
-    assert "One thread (Abacus)." in shown
-    assert re.search(rf"\| seconds per step of the suite, all metrics +\| {numbers['seconds']['ours']:.3f} +\|", shown)
+    assert f"{numbers['seconds']['ours']:.3f}" in speed.markdown({"mine": by | numbers})
 
 
 @pytest.mark.parametrize("setting", speed.SETTINGS)
@@ -100,51 +96,23 @@ def test_settings_are_valid_runs_of_the_experiments_models(setting: str) -> None
         assert config.model["config"] == stale.model["config"] | longer
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--setting", "nothing"], "invalid choice: 'nothing'"),
-        (["--blocks", "0"], "--blocks must be at least 1, got 0"),
-        (["--record", "--setting", "micro"], "run it where both are"),
-    ],
-)
-def test_invalid_arguments_are_refused_before_timing(
-    arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed, "measure", lambda *_: pytest.fail("timed"))
-    with pytest.raises(SystemExit, match="2"):
-        speed.main(arguments)
-    assert line in capsys.readouterr().err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("record", [False, True])
 def test_record_replaces_the_settings_measured_and_keeps_the_others(
-    record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (speed.PAGE, speed.RECORDED):
         path.parent.mkdir(parents=True)
         path.write_text((ROOT / path).read_text())
-    before = {path: path.read_text() for path in (speed.PAGE, speed.RECORDED)}
-    measured = RECORDED["micro"].items()
-    other = {key: value for key, value in measured if key not in ("machine", "versions", "blocks")}
-    other |= {"seconds": {"ours": 1234.5}}
-    monkeypatch.setattr(speed, "measure", lambda *_: other)
-    monkeypatch.setattr(speed.provenance, "processor", lambda: "Abacus")
-    speed.main(["--setting", "micro", "tokens50", "--blocks", "3", *(["--record"] if record else [])])
-    if record:
-        numbers = json.loads(speed.RECORDED.read_text())
-        assert numbers == RECORDED | {"micro": numbers["micro"], "tokens50": numbers["tokens50"]}
-        assert (numbers["micro"]["machine"]["cpu"], numbers["tokens50"]["blocks"]) == ("Abacus", 3)
-        assert "1234.500" in speed.markdown(numbers)
-        assert speed.PAGE.read_text() == PAGE.replace(speed.markdown(RECORDED), speed.markdown(numbers))
-        assert not speed.MEASURED.exists()
-    else:
-        assert {path: path.read_text() for path in before} == before
-        assert json.loads(speed.MEASURED.read_text()).keys() == {"micro", "tokens50"}
-
-
-def test_the_page_shows_the_recorded_numbers() -> None:
     assert speed.markdown(RECORDED) in PAGE
+    other = {key: value for key, value in RECORDED["micro"].items() if key not in ("machine", "versions", "blocks")}
+    monkeypatch.setattr(speed, "measure", lambda *_: other | {"seconds": {"ours": 1234.5}})
+    words = ["--setting", "micro", "tokens50", "--blocks", "3"]
+    speed.main(words)
+    assert (speed.PAGE.read_text(), json.loads(speed.RECORDED.read_text())) == (PAGE, RECORDED)
+    assert json.loads(speed.MEASURED.read_text()).keys() == {"micro", "tokens50"}
+    speed.main([*words, "--record"])
+    numbers = json.loads(speed.RECORDED.read_text())
+    assert numbers == RECORDED | {"micro": numbers["micro"], "tokens50": numbers["tokens50"]}
+    assert numbers["tokens50"]["blocks"] == 3
+    assert "1234.500" in speed.markdown(numbers)
+    assert speed.PAGE.read_text() == PAGE.replace(speed.markdown(RECORDED), speed.markdown(numbers))
