@@ -40,13 +40,6 @@ def test_trainers_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.Mo
     assert speed.ratio([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == {"median": 0.5, "least": 0.25, "most": 1.0}
 
 
-def test_stages_are_shares_and_rates_are_tokens_per_second() -> None:
-    seconds = {"rollout_seconds": 2.0, "old_policy_seconds": 1.0, "update_seconds": 4.0, "probe_seconds": 1.0}
-    found = speed.stages_and_rates([seconds | {"tokens_sampled": 80, "response_tokens": 40}] * 3)
-    assert found["stages"] == {"rollout": 0.25, "old_policy": 0.125, "update": 0.5, "probe": 0.125}
-    assert (found["rollout_tokens_per_second"], found["training_tokens_per_second"]) == (40, 8)
-
-
 def test_every_group_has_a_signal() -> None:
     suite = speed.Suite(f"{TINY} rollout.prompts=32")
     suite.step()

@@ -41,11 +41,6 @@ def test_declared_column_appears_everywhere() -> None:
     assert "largest of the updates" in columns.TABLES["steps"]["spread"].meaning
 
 
-def test_unknown_column_has_no_bounds_and_its_name_as_label() -> None:
-    assert columns.bounds("ratio") is None
-    assert columns.label("ratio") == columns.short("ratio") == "ratio"
-
-
 def test_column_names_are_unique_within_a_table() -> None:
     for group in (columns.UPDATE, columns.STEP + columns.COUNTS, columns.LAYER, columns.EVALUATION):
         assert len({each.name for each in group}) == len(group)

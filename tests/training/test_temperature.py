@@ -210,9 +210,5 @@ def test_run_at_a_temperature_resumes_and_has_its_own_hash(tmp_path: Path) -> No
     made = assert_resumes(tmp_path, 4, "rollout.temperature=0.7")
     steps = record.read_table(made.folder, "steps")
     assert (steps["rollout_kl_k3"] < 1e-8).all()
-    hashes = [
-        planned(tmp_path, *words).config_hash for words in ([], ["rollout.temperature=1"], ["rollout.temperature=1.0"])
-    ]
-    assert len(set(hashes)) == 1
-    assert made.config_hash not in hashes
+    assert planned(tmp_path).config_hash == planned(tmp_path, "rollout.temperature=1").config_hash != made.config_hash
     assert made.axes["rollout.temperature"] == 0.7
