@@ -727,17 +727,6 @@ def test_marked_tokens_have_exactly_zero_gradient(dtype: torch.dtype, low: float
     assert_close(gradient, torch.where(clipped.clipped_low_BT | clipped.clipped_high_BT, 0, advantages))
 
 
-def test_scaled_band_of_gspo_depends_on_response_length() -> None:
-    """A response of T tokens has the plain band times √(reference / T)."""
-    batch, reference = ragged(0.02), 64
-    _, grad_BT, output = run(load("gspo", scale_band_with_length=True, reference_length=reference), batch)
-    for i, length in enumerate(LENGTHS):
-        factor = math.sqrt(reference / length)
-        _, plain_BT, plain = run(load("gspo", clip_low=3e-4 * factor, clip_high=4e-4 * factor), batch)
-        assert_close(grad_BT[i], plain_BT[i])
-        assert torch.equal(output.metrics["clipped_high_BT"][i], plain.metrics["clipped_high_BT"][i])
-
-
 def test_gspo_averages_advantages_within_a_response() -> None:
     batch = ragged(1e-5)
     uneven_BT = batch.advantages_BT + torch.linspace(-1, 1, 5).double()

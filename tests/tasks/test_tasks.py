@@ -236,16 +236,6 @@ def test_fillers_lengthen_a_ledger_but_keep_its_forks(fillers: int, tokens: int)
     assert 3 * (8 + fillers) + 1 + task.max_new_tokens <= 512, "positions of model=flat"
 
 
-def test_cells_and_their_copies_are_equally_far_apart() -> None:
-    task, generator = made("ledger"), np.random.default_rng(3)
-    for prompt in task.sample(50, generator):
-        whole = prompt + task.demonstrations([prompt], 0.0, generator)[0]
-        for at in range(len(prompt), len(whole), 3):
-            assert whole[at : at + 2] == whole[at - len(prompt) : at - len(prompt) + 2]
-            # The value before it is three back.
-            assert int(whole[at + 2]) == moved(int(whole[at - 1]), whole[at], int(whole[at + 1]))
-
-
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 

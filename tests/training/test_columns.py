@@ -11,12 +11,9 @@ from steadymoe.bench.runs import record
 from steadymoe.bench.training import columns, token_metrics
 
 NEW = columns.Column(
-    "spread",
-    "largest spread of a token",
-    label="spread of tokens",
-    short="spread",
-    type="int64",
-    over_updates="largest",
+    *("spread", "largest spread of a token", "spread of tokens", "spread", ""),
+    "int64",
+    "largest",
     share=True,
     kept=True,
 )

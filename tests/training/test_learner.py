@@ -16,7 +16,6 @@ from steadymoe.algorithms.parts import dimensions_of
 from steadymoe.bench.runs import execute, identity, record
 from steadymoe.bench.schema import OverlongConfig
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training import trainer as trainer_module
 from steadymoe.bench.training.forward import Extras, forward
 from steadymoe.bench.training.learner import Learner
@@ -89,19 +88,6 @@ def test_stages_and_steps_draw_independently(tmp_path: Path, monkeypatch: pytest
 
 
 # --- the loss's memory -------------------------------------------------------------------------------
-
-
-def test_r2vpo_multiplier_is_recorded_and_survives_a_checkpoint(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "algorithm=r2vpo")
-    first, second = updated(made)
-    assert first.overall["loss_number"] == 1
-    # At the old policy the variance is 0: λ moves by η · (0 − δ).
-    assert second.overall["loss_number"].item() == pytest.approx(1 - 10 * 0.04)
-    checkpoint.save(tmp_path / "checkpoint.safetensors", made.learner, made.sampler, 1)
-    other = trainer(tmp_path, "algorithm=r2vpo")
-    checkpoint.load(tmp_path / "checkpoint.safetensors", other.learner, other.sampler)
-    assert torch.equal(other.learner.state["multiplier"], made.learner.state["multiplier"])
-    assert other.learner.state["multiplier"] != 1
 
 
 def test_stopped_run_resumes_with_loss_predictor_and_sampler_state(tmp_path: Path) -> None:
