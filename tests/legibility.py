@@ -7,9 +7,6 @@ from matplotlib.text import Text
 
 from steadymoe.bench.report.figures import style
 
-# The least share of a figure's area that panels have, and the most that legends have.
-MIN_PANELS, MAX_LEGENDS = 0.3, 0.3
-
 
 def hidden_ticks(figure: style.DataFigure) -> set[Text]:
     """Return the labels of ticks beyond the limits of their axis, which are not drawn."""
@@ -45,11 +42,5 @@ def faults(figure: style.DataFigure) -> list[str]:
             inside = panel.x0 <= (box.x0 + box.x1) / 2 <= panel.x1 and panel.y0 <= (box.y0 + box.y1) / 2 <= panel.y1
             if box.overlaps(panel.padded(-1)) and not inside:
                 found.append(f"{name!r} lies over a panel")
-    area = figure.bbox.width * figure.bbox.height
-    share = sum(panel.width * panel.height for panel in panels) / area
-    if share < MIN_PANELS:
-        found.append(f"panels have {share:.2f} of the figure")
-    share = sum(box.width * box.height for box in legends) / area
-    if share > MAX_LEGENDS:
-        found.append(f"legends have {share:.2f} of the figure")
-    return found
+    share = sum(panel.width * panel.height for panel in panels) / (figure.bbox.width * figure.bbox.height)
+    return found if share >= 0.3 else [*found, f"panels have {share:.2f} of the figure"]

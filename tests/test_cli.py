@@ -1,6 +1,7 @@
 """The command line: wrong words are answered in one line, with exit code 2, and touch nothing."""
 
 import io
+import math
 import os
 import re
 import shlex
@@ -25,79 +26,74 @@ from steadymoe.bench.runs import compose, execute, fits, identity, launch, progr
 from steadymoe.bench.support import atomic_files, revision
 from steadymoe.models import build
 
+# Words that no run can have → what the one line names.
 WRONG = {
-    "trian.lr=3": "there is no 'trian.lr'",
-    "optimizer.lr=3": "optimizer.learning_rate",
-    "algorithm=mine": "for your own, set STEADYMOE_PATH",
-    "experiment=quick": "did you mean quickstart, ",
-    "updates=" + "9" * 23: "`updates`",
-    "model.config.num_hidden_layers=" + "9" * 17: "model.config.num_hidden_layers must be between 1 and 100000",
-    "routing.aux_loss_per_layer=true": "routing.aux_loss_per_layer requires routing.aux_loss above 0",
-    "model.config._target_=os.system": "must name a transformers config class",
-    "algorithm.loss.clip_low=-1": "clip_low is an ε",
-    "algorithm.loss.clip=1": "did you mean clip_low? its fields are",
-    "algorithm.loss.dual_clip=abc": "GRPO: dual_clip must be a number or null; got 'abc'",
-    "algorithm.loss.clip_low=null": "GRPO: clip_low must be a number; got None",
-    "correction=null": "correction takes one name, got null; correction=none is the default",
-    "algorithm=[grpo]": "algorithm takes one name, got [grpo]; did you mean grpo",
-    "algorithm=GRPO": "did you mean grpo",
-    "+model=micro": "model is already chosen",
-    "+seed=1": "seed is already in the config",
-    "seed=interval(0,3)": "seed=interval(0,3) never ends",
-    "seed=range(0,3,0)": "seed=range(0,3,0) has a step of 0",
-    "seed=choice()": "values are swept as a,b,c",
-    "algorithm.loss=3": "`algorithm.loss` must be a group of fields, got 3",
-    "algorithm.loss.clip_high.x=2": "algorithm.loss.clip_high has no fields",
-    "hydra.launcher=3": "a launcher is chosen by its name",
-    "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1": "requires correction=seq_mask_tis updates_per_rollout=1",
-    "+algorithm.loss.clip=1": "GRPO has no 'clip'; did you mean clip_low?",
-    "algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMeanStd": "GroupMeanStd has no ",
+    "trian.lr=3": "trian.lr",
+    "optimizer.lr=3": "optimizer.",
+    "algorithm=mine": "mine",
+    "algorithm=GRPO": "GRPO",
+    "optimizer=adam": "adam",
+    "updates=" + "9" * 23: "updates",
+    "model.config.num_hidden_layers=" + "9" * 17: "num_hidden_layers",
+    "routing.aux_loss_per_layer=true": "routing.aux_loss above 0",
+    "model.config._target_=os.system": "transformers config",
+    "algorithm.loss.clip_low=-1": "clip_low",
+    "algorithm.loss.dual_clip=abc": "dual_clip",
+    "algorithm.loss.clip_low=null": "clip_low",
+    "correction=null": "correction",
+    "algorithm=[grpo]": "algorithm",
+    "+model=micro": "model",
+    "+seed=1": "seed",
+    "seed=interval(0,3)": "seed",
+    "seed=range(0,3,0)": "seed",
+    "seed=choice()": "seed",
+    "algorithm.loss=3": "algorithm.loss",
+    "algorithm.loss.clip_high.x=2": "clip_high",
+    "hydra.launcher=3": "launcher",
+    "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1": "correction=seq_mask_tis",
+    "+algorithm.loss.clip=1": "clip_low",
+    "algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMeanStd": "GroupMeanStd",
     "algorithm.loss._target_=steadymoe.algorithms.nowhere.GRPO": "steadymoe.algorithms.nowhere",
-    "task.min_length=9": "task.min_length <= task.max_length",
+    "task.min_length=9": "task.max_length",
     "cold_start.path=nowhere.safetensors": "nowhere.safetensors",
-    "cold_start.accuracy_low=0.7": "must be below cold_start.accuracy_high",
-    "experiment_name=../up": "experiment_name may hold",
-    "seed=0,1": "add -m",
-    "--info algorithm=gspo": "invalid choice: 'algorithm=gspo'",
-    "+foo=1": "unknown key `foo`",
-    "optimizer=adam": "there is no optimizer 'adam'; choose from adamw, muon, sgd, sign",
-    "optimizer.kind=muon": "optimizer.kind cannot be overridden",
-    "hydra.nope=3": "Hydra's own settings",
     f"cold_start.path={ROOT}/pyproject.toml": "not a safetensors file",
+    "cold_start.accuracy_low=0.7": "cold_start.accuracy_high",
+    "experiment_name=../up": "experiment_name",
+    "experiment_name=" + "e" * 300: "experiment_name",
+    "seed=0,1": "-m",
+    "+foo=1": "foo",
+    "optimizer.kind=muon": "optimizer.kind",
+    "hydra.nope=3": "nope",
     "results_dir=/proc/nowhere": "cannot be written",
-    "--package=model": "--package=model",
-    "~seed": "`seed` is missing",
-    "algorithm=../algorithm/grpo": "algorithm is chosen by its name, not by a path, got '../algorithm/grpo'; did",
-    "results_dir=": "results_dir must name a folder",
-    "experiment_name=" + "e" * 300: "experiment_name may hold up to 180 letters",
-    "results_dir=" + "r" * 300: "names of at most 255 bytes",
-    "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
-    "minibatch_prompts=80000000000": "the run needs at least",
-    "cold_start.check_prompts=80000000000": "the run needs at least",
-    "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
-    "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
-    "experiment=quickstart,replay": "steadymoe run experiment=quickstart; steadymoe run experiment=replay",
-    "nonsense": "cannot read 'nonsense'",
-    "cold_start.path=seed=3": "cannot read 'cold_start.path=seed=3' as key=value; a value with '=' needs quotes",
-    "algorithm=dppo algorithm.loss.top_k=2.5": "DPPO: top_k must be a whole number or null",
-    "algorithm=rspo_grpo algorithm.loss.clip_low=0.1": "the host's own are host.",
-    "algorithm=gspo algorithm.loss.epsilon_high=0.1": "did you mean clip_high?",
-    "optimizer=muon optimizer.adamw.weights=[head]": "`optimizer.adamw.weights` must include vectors",
-    "optimizer=muon optimizer.adamw.weights=[vectors,biases]": "must be 'embeddings', 'head', 'routers'",
-    "optimizer=sgd optimizer.beta1=0.9": "optimizer=sgd has no beta1; choose from",
-    "optimizer=muon routing=pr2": "routing=pr2: predictor_learning_rate is a rate for AdamW",
+    f"results_dir={ROOT}/pyproject.toml/results": "cannot be written",
+    "results_dir=": "results_dir",
+    "results_dir=" + "r" * 300: "255 bytes",
+    "results_dir=" + "r/" * 2000: "3900 bytes",
+    "--package=model": "--package",
+    "~seed": "seed",
+    "algorithm=../algorithm/grpo": "algorithm",
+    "minibatch_prompts=80000000000": "needs at least",
+    "cold_start.check_prompts=80000000000": "needs at least",
+    "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs",
+    "hydra.launcher.backend=none": "hydra.launcher.backend",
+    "nonsense": "nonsense",
+    "cold_start.path=seed=3": "cold_start.path",
+    "algorithm=dppo algorithm.loss.top_k=2.5": "top_k",
+    "algorithm=rspo_grpo algorithm.loss.clip_low=0.1": "clip_low",
+    "optimizer=muon optimizer.adamw.weights=[head]": "optimizer.adamw.weights",
+    "optimizer=muon optimizer.adamw.weights=[vectors,biases]": "'routers'",
+    "optimizer=sgd optimizer.beta1=0.9": "beta1",
+    "optimizer=muon routing=pr2": "predictor_learning_rate",
     "--redo --retry-failed": "not allowed with",
-    "-m seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
-    "-m seed=shuffle(range(0,1000000000000))": "a sweep may have at most 10000 runs",
-    "-m seed=range(0,101) updates=range(1,101)": "a sweep may have at most 10000 runs",
-    "-m algorithm=glob(zzz*) seed=0,1": "algorithm=glob(zzz*) has no values to sweep over",
-    "experiment=quickstart seed=range(3,1)": "seed=range(3,1) has no values to sweep over",
-    "-m experiment=quickstart,replay seed=0": "steadymoe run experiment=replay seed=0",
-    "-m algorithm=grpo,gspo --cfg job": "--cfg prints one config: give one value in algorithm=grpo,gspo",
-    "--shell-completion install=bash": "is not supported",
-    "-m algorithm=[grpo],gspo": "algorithm takes one name, got [grpo]",
-    "-m seed=0,1 updates_per_rollout=8,7": "updates_per_rollout (7)",  # one wrong point stops the sweep
-    "--retry-failed -m seed=0,1": "--retry-failed: none of 2 runs has failed",
+    "--retry-failed -m seed=0,1": "--retry-failed",
+    "-m seed=range(3,1)": "seed",
+    "-m seed=shuffle(range(0,1000000000000))": "10000",
+    "-m seed=range(0,101) updates=range(1,101)": "10000",
+    "-m algorithm=glob(zzz*) seed=0,1": "algorithm",
+    "-m experiment=quickstart,replay seed=0": "experiment",
+    "-m algorithm=grpo,gspo --cfg job": "--cfg",
+    "-m algorithm=[grpo],gspo": "algorithm",
+    "-m seed=0,1 rollout.temperature=1,0": "rollout.temperature",  # one wrong point stops the sweep
 }
 
 
@@ -106,53 +102,40 @@ def test_invalid_arguments_fail_in_one_line_and_write_nothing(words: str, refusa
     assert WRONG[words] in refusal_of(*words.split())
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["algorithm=minirl", "algorithm.loss.ratio_cap=null"],
-        ["algorithm=dr_grpo", "algorithm.loss.aggregation=token-mean", "algorithm.loss.constant_length=null"],
-        ["algorithm=opsm", "algorithm.loss.host.clip_high=0.28", "algorithm.loss.host.dual_clip=3"],
-    ],
-    ids=" ".join,
-)
-def test_null_and_fields_of_a_host_are_valid_overrides(words: list[str]) -> None:
-    compose.plan(words)
+def test_null_and_fields_of_a_host_are_valid_overrides() -> None:
+    compose.plan(["algorithm=minirl", "algorithm.loss.ratio_cap=null"])
+    compose.plan(["algorithm=opsm", "algorithm.loss.host.clip_high=0.28", "algorithm.loss.host.dual_clip=3"])
 
 
 def test_impossible_combinations_are_skipped_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["-m", "routing=off,freeze", "optimizer.router_factor=.1,1", "--dry"]
-    left_out, summary, *_ = ran("run", *words).splitlines()
-    assert left_out.startswith("left out: routing=freeze optimizer.router_factor=0.1: routing=freeze keeps routers")
+    words = ["routing=off,freeze", "optimizer.router_factor=.1,1"]
+    left_out, summary, *_ = ran("run", "-m", *words, "--dry").splitlines()
+    assert left_out.startswith("left out: routing=freeze optimizer.router_factor=0.1: ")
     assert summary == "3 runs: 3 to run"
-    # A plan that cannot say so refuses the sweep.
-    with pytest.raises(compose.ConfigError, match="keeps routers"):
-        compose.plan(words[1:3], multirun=True)
+    with pytest.raises(compose.ConfigError, match="routing=freeze"):  # where it cannot be said
+        compose.plan(words, multirun=True)
 
 
 @pytest.mark.parametrize(
     ("words", "made", "named"),
     [
-        (
-            "model=micro,dense_micro model.config.num_experts=4,16",
-            2,
-            ["dense_micro has no config.num_experts"] * 2,
-        ),
-        ("model.config.num_experts=8,16 model.config.num_experts_per_tok=2,12", 3, ["(12) is above"]),
-        ("algorithm=grpo,reinforce algorithm.loss.clip_high=0.3", 1, ["algorithm=reinforce has no loss.clip_high"]),
-        ("task=sort,chain task.modulus=7", 1, ["task=sort has no modulus"]),
-        ("model=micro,dense_micro routing=off,r2", 3, ["this model is dense"]),
-        ("model=micro,dense_micro optimizer.router_factor=1,0.5", 3, ["this model is dense"]),
-        ("model=micro,dense_micro cold_start.aux_loss=0.01,0.1", 3, ["this model is dense"]),
+        ("model=micro,dense_micro model.config.num_experts=4,16", 2, "config.num_experts"),
+        ("model.config.num_experts=8,16 model.config.num_experts_per_tok=2,12", 3, "num_experts_per_tok"),
+        ("algorithm=grpo,reinforce algorithm.loss.clip_high=0.3", 1, "loss.clip_high"),
+        ("task=sort,chain task.modulus=7", 1, "modulus"),
+        ("model=micro,dense_micro routing=off,r2", 3, "dense"),
+        ("model=micro,dense_micro optimizer.router_factor=1,0.5", 3, "dense"),
+        ("model=micro,dense_micro cold_start.aux_loss=0.01,0.1", 3, "dense"),
     ],
 )
-def test_a_point_that_cannot_be_is_left_out_of_a_sweep(words: str, made: int, named: list[str]) -> None:
+def test_a_point_that_cannot_be_is_left_out_of_a_sweep(words: str, made: int, named: str) -> None:
     left_out: list[str] = []
     assert len(compose.plan(words.split(), True, left_out)) == made
-    assert len(left_out) == len(named)
-    assert all(part in line for part, line in zip(named, left_out, strict=True))
+    assert len(left_out) == math.prod(word.count(",") + 1 for word in words.split()) - made
+    assert all(named in line for line in left_out)
 
 
 def test_a_dense_twin_ignores_what_a_sweep_says_of_routers() -> None:
@@ -220,16 +203,14 @@ def test_run_is_refused_below_its_memory_bound(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_version_is_printed_with_the_revision(monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    said = ran("--version")
-    assert said.startswith(f"steadymoe {version('steadymoe')}")
-    if head.returncode == 0:
-        assert f"(revision {head.stdout.strip()}" in said
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert f"steadymoe {version('steadymoe')}" in (said := ran("--version"))
+    assert head in said
     monkeypatch.setattr(revision, "__file__", "/nowhere/revision.py")
     assert ran("--version") == f"steadymoe {version('steadymoe')}\n"
 
 
-def test_dry_run_prints_runs_and_minutes_and_writes_nothing(
+def test_dry_run_counts_runs_and_minutes_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     def files() -> dict[Path, int]:
@@ -238,48 +219,58 @@ def test_dry_run_prints_runs_and_minutes_and_writes_nothing(
     words = ["run", "--dry", *SMALL, f"results_dir={tmp_path}/made", "-m", "seed=0,1,2,3", "hydra.launcher.n_jobs=2"]
     said = ran(*words).splitlines()
     assert said[0] == "4 runs: 4 to run"
-    assert said[1].startswith("time: unknown")
+    assert "unknown" in said[1]
     assert files() == {}
     monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
     execute.execute(ended)
     facts = run_folder.known(ended.folder)
-    atomic_files.write_json(
-        ended.folder / "run.json", facts | {"progress": facts["progress"] | {"seconds_per_step": 100.0}}
-    )
+    paced = facts | {"progress": facts["progress"] | {"seconds_per_step": 100.0}}
+    atomic_files.write_json(ended.folder / "run.json", paced)
     damaged.folder.mkdir(parents=True)
     (damaged.folder / "run.json").write_text("{}")
     before = files()
     said = ran(*words).splitlines()
-    assert said[0] == "4 runs: 1 damaged (rerun; the old files are kept), 1 finished (skipped), 2 to run"
-    # Three runs of six steps of 100 seconds, two at once.
-    assert said[1].startswith("time: about 15.0 minutes, 2 at once, at the pace of finished runs")
-    assert said[2] == "cold starts: 3 to train, not in this estimate; 0 cached"
-    for number, line in enumerate(said[4:], start=1):
-        assert f"seed={number}, learning rate 0.001: " in line
-        assert line.endswith(f"/seed={number}")
-    assert len(said) == 7
-    said = ran(*words, "seed=range(1,31)").splitlines()
-    assert (len(said), said[-1]) == (25, "… and 10 more")
-    assert "time: unknown" in ran(*words, "rollout.responses=16")
+    assert all(part in said[0] for part in ("1 damaged", "1 finished", "2 to run"))
+    assert "15.0 minutes" in said[1]  # three runs of six steps of 100 seconds, two at once
+    assert "3 to train" in said[2]
+    assert [f"seed={number}," in line for number, line in enumerate(said[4:], start=1)] == [True] * 3
+    assert len(ran(*words, "seed=range(1,31)").splitlines()) == 25
+    assert "unknown" in ran(*words, "rollout.responses=16")
     assert files() == before
 
 
-def test_status_of_a_missing_folder_fails(tmp_path: Path, ran: Said, refused: Said) -> None:
-    (tmp_path / "file").write_text("")
-    for where in ("nowhere", "file"):
-        assert f"there is no folder {tmp_path / where}" in refused("status", "--results", str(tmp_path / where))
-    ran("status", "--results", str(tmp_path))  # a folder of no runs yet
+ELSEWHERE = {
+    "reprot": "reprot",
+    "": "",
+    "report --formt png": "--formt",
+    "report --results . --format gif": "gif",
+    "report --results . --figure fig99": "fig99",
+    "report --results . --figure fig05": "experiment=staleness",
+    "report --results . --figure fig05 --experiment small": "updates_per_rollout",
+    "status --experiment x\x1b": "\\x1b",
+    "status --results nowhere": "nowhere",
+    "status --results file": "file",
+} | {
+    f"report --results . {instead} {option}": option.split()[0]
+    for instead in ("--list", "--keep kept", "--export csv")
+    for option in ("--format svg", "--arms grpo")
+}
 
 
-@pytest.mark.parametrize("words", [["reprot"], [], ["report", "--formt", "png"], ["status", "--experiment", "x\x1b"]])
-def test_unknown_command_or_flag_fails_in_one_line(words: list[str], refused: Said) -> None:
-    assert "\x1b" not in refused(*words)
+@pytest.mark.parametrize("words", ELSEWHERE)
+def test_wrong_words_of_other_commands_fail_in_one_line_and_write_nothing(
+    words: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
+) -> None:
+    monkeypatch.chdir(recorded)
+    Path("file").touch()
+    said = refused(*words.split())
+    assert ELSEWHERE[words] in said
+    assert "\x1b" not in said
+    assert sorted(path.name for path in recorded.iterdir()) == ["file", "runs"]
 
 
-def test_unwritable_results_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said) -> None:
-    (tmp_path / "file").write_text("")
-    assert "cannot be written" in refused("run", f"results_dir={tmp_path}/file/results")
+def test_read_only_results_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     assert "cannot be written" in refused("run", f"results_dir={tmp_path}")
 
@@ -320,20 +311,14 @@ def test_cfg_prints_the_config_and_checks_it(
 
 def test_user_code_outside_the_suite_runs_as_documented(tmp_path: Path) -> None:
     text, blocks = (ROOT / "docs" / "your_algorithm.md").read_text(), tutorial()
-    configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
-    del blocks["my_figures.py"]  # tests/report/test_report_page.py draws it
-    modules = {"my_losses.py", "my_tasks.py"}
-    assert set(blocks) == {*modules, *(f"conf/{name}.yaml" for name in configs)}
     write_all(tmp_path / "mine", blocks)
     (command,) = re.findall(r"^STEADYMOE_PATH=\S+ steadymoe run .*", text, re.MULTILINE)
     steadymoe_ = f"{shlex.quote(sys.executable)} -m steadymoe.bench.cli"
 
     def run_(*words: str) -> subprocess.CompletedProcess[str]:
         line = command.replace("steadymoe run", f"{steadymoe_} run") + " " + shlex.join(words)
-        home = {"HOME": str(tmp_path)}
-        return subprocess.run(
-            ["bash", "-c", line], cwd=tmp_path, env=os.environ | home, capture_output=True, text=True, check=False
-        )
+        environment = os.environ | {"HOME": str(tmp_path)}
+        return subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     small = [word for word in SMALL if not word.startswith(("model=", "task"))]
     done = run_(*small, "hydra/launcher=basic")  # whose processes take longer to start than two runs
@@ -364,34 +349,6 @@ def test_experiments_report_the_same_together_as_alone(tmp_path: Path, ran: Said
         path.unlink()
     ran("report", "--results", str(tmp_path), "--experiment", "two", "--format", "png")
     assert of_two == {path: path.read_bytes() for path in of_two}
-
-
-@pytest.mark.parametrize("option", ["--format", "--arms"])
-@pytest.mark.parametrize("instead", [["--list"], ["--keep", "kept"], ["--export", "csv"]])
-def test_option_without_effect_is_refused(
-    instead: list[str], option: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
-) -> None:
-    monkeypatch.chdir(recorded)
-    given = {"--format": "svg", "--arms": "grpo"}[option]
-    said = refused("report", *instead, option, given, "--results", str(recorded))
-    assert said.startswith(f"steadymoe: {option} cannot be combined with {instead[0]}")
-    assert [path.name for path in recorded.iterdir()] == ["runs"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--figure fig99", "there is no figure 'fig99'; did you mean"),
-        ("--figure fig05", "steadymoe run experiment=staleness"),
-        ("--figure fig05 --experiment small", "fig05 lacks runs with 2 values of updates_per_rollout in small"),
-        ("--format gif", "--format takes png, svg, pdf; got gif"),
-    ],
-)
-def test_undrawable_figure_fails_in_one_line_and_writes_nothing(
-    words: str, said: str, recorded: Path, refused: Said
-) -> None:
-    assert said in refused("report", *words.split(), "--results", str(recorded))
-    assert [path.name for path in recorded.iterdir()] == ["runs"]
 
 
 def test_figure_list_shows_which_have_data(tmp_path: Path, ran: Said) -> None:
@@ -454,24 +411,6 @@ def test_a_new_field_changes_no_hash_at_its_default(monkeypatch: pytest.MonkeyPa
     assert hashed(schedule="linear") != hashed()
 
 
-def test_neutral_values_are_the_schema_defaults() -> None:
-    later = {
-        "optimizer.decay": 0.0,
-        "optimizer.autoclip": None,
-        "optimizer.kind": "adamw",
-        "evaluation.pass_k": 8,
-        "evaluation.pass_prompts": 256,
-        "rollout.shuffle_rewards": False,
-        "routing.score_share": None,
-        "routing.lag": None,
-        "routing.lag_trigger": None,
-        "rollout.temperature": 1.0,
-        "cold_start.aux_loss_per_layer": False,
-        "routing.aux_loss_per_layer": False,
-    }
-    assert later | {"algorithm.advantage": None, "routing.predictor_learning_rate": None} == schema.NEUTRAL
-
-
 def test_settings_hash_ignores_swept_fields() -> None:
     usual, other = compose.plan(["-m", "optimizer.learning_rate=3e-4,1e-3"][1:], multirun=True)
     assert "optimizer.learning_rate" not in usual.axes, "it is the usual one"
@@ -488,13 +427,6 @@ def test_recorded_hashes_are_unchanged() -> None:
         assert facts["config_hash"] == identity.config_hash(facts["config"])
 
 
-def test_recorded_command_reproduces_exactly_its_run() -> None:
-    for made in compose.plan(["experiment=quickstart"]):
-        (again,) = compose.plan(made.command.split()[2:])
-        assert again.folder == made.folder
-        assert (again.config, again.plain) == (made.config, made.plain)
-
-
 def test_time_left_follows_from_the_pace_of_the_running_runs() -> None:
     def state(status: str, step: int, pace: float | None) -> dict[str, object]:
         return {"status": status, "step": step, "steps": 10, "seconds_per_step": pace}
@@ -508,21 +440,18 @@ def test_progress_shows_best_reward_and_cold_start(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_CHECKS", 0)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
     (made,) = compose.plan([*SMALL, f"results_dir={tmp_path}", "updates=6"])
-    shown = io.StringIO()
+    shown, stop = io.StringIO(), threading.Event()
     with record.Record(made.folder, execute._facts(made)) as folder:
-        checks = [(25, 0.125, 130.0), (50, 0.25, 61.0)]
-        folder.update(status="running", progress=dict(zip(progress.CHECK, checks[0], strict=True)))
-        stop = threading.Event()
         thread = threading.Thread(target=progress._show_lines, args=([made], Console(file=shown), stop))
+        folder.update(status="running")
         thread.start()
-        wait_for(lambda: "25 updates" in shown.getvalue())
-        folder.update(progress=dict(zip(progress.CHECK, checks[1], strict=True)))
-        wait_for(lambda: "50 updates" in shown.getvalue())
+        for check, left in (((25, 0.125, 130.0), "2:10"), ((50, 0.25, 61.0), "1:01")):
+            folder.update(progress=dict(zip(progress.CHECK, check, strict=True)))
+            wait_for(
+                lambda check=check, left=left: f"{check[0]} updates" in shown.getvalue() and left in shown.getvalue()
+            )
         stop.set()
         thread.join()
-    first, *_, second = shown.getvalue().splitlines()
-    assert first == "[0/1] grpo seed=0: cold start, 25 updates, accuracy 0.12, 0 needed, about 2:10 of it left"
-    assert second.endswith("50 updates, accuracy 0.25, 0 needed, about 1:01 of it left")
     shutil.rmtree(made.folder)
     assert execute.execute(made) == "finished"
     best = run_folder.known(made.folder)["progress"]["best_reward"]

@@ -25,19 +25,14 @@ def test_config_matches_hydras_composition(group: str) -> None:
 
 
 @pytest.mark.parametrize("group", conf.groups())
-def test_config_names_are_unique_and_files_begin_with_a_comment(group: str) -> None:
+def test_config_names_are_unique(group: str) -> None:
     assert len(set(conf.names(group))) == len(conf.names(group))
-    for name in conf.names(group):
-        first, *_, last = conf.text(group, name).splitlines()
-        assert first.startswith("# "), name
-        assert last, name
 
 
 def test_unknown_name_error_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown engine 'fp4'; choose from bf16, exact, fp8, "):
-        conf.text("engine", "fp4")
-    with pytest.raises(ValueError, match="unknown model '_micro'; choose from deep, "):
-        conf.read("model", "_micro")
+    for group, name, known in (("engine", "fp4", "bf16"), ("model", "_micro", "deep")):
+        with pytest.raises(ValueError, match=f"'{name}'.*{known}"):
+            conf.text(group, name)
 
 
 def test_changing_a_returned_config_does_not_change_the_source() -> None:

@@ -249,14 +249,14 @@ def test_missing_batch_field_is_named() -> None:
     ("name", "wrong", "answer"),
     [
         # One number a response: with B = T these would be taken for positions, in silence.
-        ("advantages_BT", torch.ones(4), r"advantages_BT must have the shape \(B, T\) = \(4, 4\).*got \(4,\)"),
-        ("advantages_BT", torch.ones(4, 1), r"advantages_BT .* = \(4, 4\), as mask_BT has \(4, 4\); got \(4, 1\)"),
-        ("groups_B", torch.zeros(4, 1), r"groups_B must have the shape \(B\) = \(4\).*got \(4, 1\)"),
-        ("top_logprobs_BTK", torch.ones(4, 4), r"top_logprobs_BTK .* \(B, T, K\) = \(4, 4, K\).*got \(4, 4\)"),
-        ("router_log_ratio_LBTK", torch.ones(4, 2, 4, 2), r"\(L, B, T, K\) = \(L, 4, 4, K\).*got \(4, 2, 4, 2\)"),
-        ("mask_BT", torch.ones(4), r"mask_BT must have two dimensions, \(B, T\); got \(4,\)"),
-        ("mask_BT", torch.full((4, 4), 0.5), "mask_BT must hold 0 and 1 alone"),
-        ("advantages_BT", torch.ones(4, 4).long(), r"advantages_BT must hold floating-point numbers; got torch.int64"),
+        ("advantages_BT", torch.ones(4), r"\(4, 4\).*got \(4,\)"),
+        ("advantages_BT", torch.ones(4, 1), r"\(4, 4\).*got \(4, 1\)"),
+        ("groups_B", torch.zeros(4, 1), r"\(4\).*got \(4, 1\)"),
+        ("top_logprobs_BTK", torch.ones(4, 4), r"\(4, 4, K\).*got \(4, 4\)"),
+        ("router_log_ratio_LBTK", torch.ones(4, 2, 4, 2), r"\(L, 4, 4, K\).*got \(4, 2, 4, 2\)"),
+        ("mask_BT", torch.ones(4), r"\(B, T\).*got \(4,\)"),
+        ("mask_BT", torch.full((4, 4), 0.5), "0 and 1"),
+        ("advantages_BT", torch.ones(4, 4).long(), "int64"),
     ],
 )
 def test_field_of_the_wrong_shape_is_refused_with_both_shapes(name: str, wrong: Tensor, answer: str) -> None:
@@ -264,7 +264,7 @@ def test_field_of_the_wrong_shape_is_refused_with_both_shapes(name: str, wrong: 
     made = Batch(**right, mask_BT=torch.ones(4, 4), router_log_ratio_LBTK=torch.zeros(3, 4, 4, 2))
     for dtype in (torch.bool, torch.long, torch.float64):
         replace(made, mask_BT=torch.ones(4, 4, dtype=dtype))
-    with pytest.raises(ValueError, match=answer):
+    with pytest.raises(ValueError, match=f"{name}.*{answer}"):
         replace(made, **{name: wrong})
 
 
@@ -294,103 +294,75 @@ def test_the_anchor_is_the_policy_in_the_denominator() -> None:
     assert run(load("grpo", anchor="rollout"), batch)[0] != run(load("grpo"), batch)[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "message"),
-    [
-        ("grpo", {"anchor": "sampler"}, "anchor must be one of old, rollout"),
-        ("grpo", {"ratio": "geometric"}, "ratio must be one of token, sequence, product"),
-        ("gspo", {"ratio": "token"}, "ratio must be one of sequence"),
-        ("grpo", {"aggregation": "mean"}, "aggregation must be one of token-mean"),
-        ("gmpo", {"aggregation": "seq-mean-token-sum"}, "luspo"),
-        ("gspo_token", {"aggregation": "constant"}, "luspo"),
-        ("grpo", {"constant_length": 5}, "constant_length is the L of aggregation=constant"),
-        ("dr_grpo", {"constant_length": 0}, "constant_length"),
-        ("gspo", {"clip_low": math.nan}, "clip_low"),
-        ("dapo", {"clip_low": 1.0}, "clip_low"),
-        ("grpo", {"clip_high": -0.1}, "clip_high"),
-        ("gspo", {"reference_length": 0}, "reference_length"),
-        ("cispo", {"clip_low": -0.5}, "clip_low"),
-        ("cispo", {"clip_high": 0.0}, "clip_high"),
-        ("minpro", {"clip_low": -0.1}, "clip_low"),
-        ("gmpo", {"log_clip_low": -0.4}, "log_clip_low"),
-        ("fspo", {"log_clip_high": 0.0}, "log_clip_high"),
-        ("ppo_clip", {"dual_clip": 1.1}, "dual_clip"),
-        ("aspo", {"ratio_cap": 0.5}, "ratio_cap"),
-        ("minirl", {"ratio_cap": 1.0}, "ratio_cap"),
-        ("sapo", {"tau_neg": 0.0}, "tau_neg"),
-        ("vespo", {"c2_neg": 0.0}, "c2_neg"),
-        ("dppo", {"divergence": "js"}, "tv, kl"),
-        ("dppo", {"max_divergence": 0.0}, "max_divergence"),
-        ("opsm", {"max_divergence": -1.0}, "max_divergence"),
-        ("trm", {"max_kl": None}, "both null"),
-        ("m2po", {"max_second_moment": 0.0}, "max_second_moment"),
-        ("r2vpo", {"max_variance": 0.0}, "max_variance"),
-        ("rspo", {"form": "v2"}, "before_clip, after_clip"),
-        ("rspo", {"gamma_min": 0.0}, "gamma_min"),
-        ("opsm", {"host": load("opsm")}, "host must be a loss with a ratio"),
-        ("score_centering", {"anchor": "old"}, "anchor must be rollout"),
-        ("score_centering", {"weight": "is"}, "one, tis, mis"),
-        ("score_centering", {"ratio_high": 2.0}, "ratio_high bounds"),
-        ("score_centering_tis", {"ratio_low": 0.5}, "ratio_low the weight mis"),
-        ("score_centering_mis", {"ratio_high": 0.9}, "ratio_low <= 1 <= ratio_high"),
-        ("score_centering", {"top_k": 0}, "top_k"),
-        ("dis", {"clip_low": 1.0}, "clip_low"),
-        ("dis", {"ratio": "sequence"}, "ratio must be one of token"),
-        ("icepop", {"ratio_low": 1.5}, "ratio_low <= 1"),
-        ("ipo", {"log_ratio_penalty": -1.0}, "log_ratio_penalty"),
-        ("mis_po", {"sequence_high": 0.9}, "1 <= sequence_high"),
-        ("sat", {"quantile": 1.5}, "quantile"),
-        ("sat", {"host": load("gspo")}, "host must be a plain clip"),
-        ("up_grpo", {"host": load("grpo_unclipped")}, "host must be a loss with a clip"),
-        ("cppo", {"least_weight": 0.0}, "least_weight"),
-        ("cppo", {"prefix_budget": 0.0}, "prefix_budget"),
-        ("flash_reinforce", {"max_mean_kl": 0.0}, "max_mean_kl"),
-        ("r2vpo_fixed", {"multiplier": 0.0}, "multiplier"),
-        ("fspo_dual_clip", {"dual_clip": 1.0}, "dual_clip"),
-        ("gpro", {}, r"'gpro'.*grpo, .*gspo, .*reinforce"),
-    ],
-)
-def test_impossible_field_is_refused_by_name(name: str, wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        load(name, **wrong)
+# Field → what a loss refuses in it.
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "anchor": {"grpo": "sampler", "score_centering": "old"},
+    "ratio": {"grpo": "geometric", "gspo": "token", "dis": "sequence"},
+    "aggregation": {"grpo": "mean", "gmpo": "seq-mean-token-sum", "gspo_token": "constant"},
+    "constant_length": {"grpo": 5, "dr_grpo": 0},
+    "clip_low": {"gspo": math.nan, "dapo": 1.0, "cispo": -0.5, "minpro": -0.1, "dis": 1.0},
+    "clip_high": {"grpo": -0.1, "cispo": 0.0},
+    "log_clip_low": {"gmpo": -0.4},
+    "log_clip_high": {"fspo": 0.0},
+    "dual_clip": {"ppo_clip": 1.1, "fspo_dual_clip": 1.0},
+    "ratio_cap": {"aspo": 0.5, "minirl": 1.0},
+    "ratio_low": {"icepop": 1.5, "score_centering_tis": 0.5},
+    "ratio_high": {"score_centering": 2.0, "score_centering_mis": 0.9},
+    "reference_length": {"gspo": 0},
+    "tau_neg": {"sapo": 0.0},
+    "c2_neg": {"vespo": 0.0},
+    "divergence": {"dppo": "js"},
+    "max_divergence": {"dppo": 0.0, "opsm": -1.0},
+    "max_kl": {"trm": None},
+    "max_mean_kl": {"flash_reinforce": 0.0},
+    "max_second_moment": {"m2po": 0.0},
+    "max_variance": {"r2vpo": 0.0},
+    "multiplier": {"r2vpo_fixed": 0.0},
+    "form": {"rspo": "v2"},
+    "gamma_min": {"rspo": 0.0},
+    "weight": {"score_centering": "is"},
+    "top_k": {"score_centering": 0},
+    "log_ratio_penalty": {"ipo": -1.0},
+    "sequence_high": {"mis_po": 0.9},
+    "quantile": {"sat": 1.5},
+    "host": {"opsm": load("opsm"), "sat": load("gspo"), "up_grpo": load("grpo_unclipped")},
+    "least_weight": {"cppo": 0.0},
+    "prefix_budget": {"cppo": 0.0},
+}
+# Of what is added to a loss.
+IMPOSSIBLE_ADDED: list[tuple[Any, dict[str, Any]]] = [
+    (TruncatedIS, {"ratio_cap": 1.0, "unit": "prefix"}),
+    (MaskedIS, {"ratio_low": 1.1, "ratio_high": 0.9}),
+    (GeometricRejection, {"ratio_low": -0.1}),
+    (BinaryKL, {"max_kl": 0.0}),
+    (KL, {"coefficient": -1.0, "estimator": "k4", "place": "advantage"}),
+    (partial(objective, load("grpo")), {"entropy_bonus": -1.0}),
+    (GroupMeanStd, {"epsilon": 0.0}),
+    (LeaveOneOutStd, {"epsilon": math.nan}),
+    (BatchWhitened, {"epsilon": -1e-6}),
+]
 
 
-@pytest.mark.parametrize(
-    ("cls", "wrong", "message"),
-    [
-        (TruncatedIS, {"ratio_cap": 1.0}, "ratio_cap"),
-        (TruncatedIS, {"unit": "prefix"}, "token, sequence, product"),
-        (MaskedIS, {"ratio_low": 1.1}, "ratio_low"),
-        (MaskedIS, {"ratio_high": 0.9}, "ratio_high"),
-        (GeometricRejection, {"ratio_low": -0.1}, "ratio_low"),
-        (BinaryKL, {"max_kl": 0.0}, "max_kl"),
-        (KL, {"coefficient": -1.0}, "kl.coefficient"),
-        (KL, {"estimator": "k4"}, "k1, k2, k3"),
-        (KL, {"place": "advantage"}, "loss, reward"),
-        (partial(objective, load("grpo")), {"entropy_bonus": -1.0}, "entropy_bonus"),
-        (GroupMeanStd, {"epsilon": 0.0}, "epsilon"),
-        (LeaveOneOutStd, {"epsilon": math.nan}, "epsilon"),
-        (BatchWhitened, {"epsilon": -1e-6}, "epsilon"),
-    ],
-)
-def test_impossible_addition_is_refused_by_name(cls: Any, wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        cls(**wrong)
+@pytest.mark.parametrize("field", IMPOSSIBLE)
+def test_impossible_field_is_refused_by_name(field: str) -> None:
+    for name, wrong in IMPOSSIBLE[field].items():
+        with pytest.raises(ValueError, match=field):
+            load(name, **{field: wrong})
+
+
+@pytest.mark.parametrize(("made", "fields"), IMPOSSIBLE_ADDED)
+def test_impossible_addition_is_refused_by_name(made: Any, fields: dict[str, Any]) -> None:
+    for field, wrong in fields.items():
+        with pytest.raises(ValueError, match=field):
+            made(**{field: wrong})
 
 
 @pytest.mark.parametrize(
     ("name", "wrong", "right"),
-    [
-        ("gmpo", "epsilon", "log_clip_low"),
-        ("grpo", "log_clip_high", "clip_high"),
-        ("grpo", "clip_ratio_c", "dual_clip"),
-        ("dppo", "clip_high", "max_divergence"),
-        ("gspo", "importance_sampling_level", "ratio"),
-        ("gspo", "clip_hihg", "clip_high"),
-    ],
+    [("gmpo", "epsilon", "log_clip_low"), ("grpo", "clip_ratio_c", "dual_clip"), ("gspo", "clip_hihg", "clip_high")],
 )
 def test_likely_intended_field_is_suggested(name: str, wrong: str, right: str) -> None:
-    with pytest.raises(TypeError, match=f"has no '{wrong}'; did you mean {right}\\?"):
+    with pytest.raises(TypeError, match=f"'{wrong}'; did you mean {right}\\?"):
         load(name, **{wrong: 0.2})
 
 
@@ -753,17 +725,6 @@ def test_marked_tokens_have_exactly_zero_gradient(dtype: torch.dtype, low: float
     (gradient,) = torch.autograd.grad(clipped.values_BT.sum(), ratio)
     assert (clipped.clipped_low_BT.sum(), clipped.clipped_high_BT.sum()) == (1, 1)
     assert_close(gradient, torch.where(clipped.clipped_low_BT | clipped.clipped_high_BT, 0, advantages))
-
-
-def test_scaled_band_of_gspo_depends_on_response_length() -> None:
-    """A response of T tokens has the plain band times √(reference / T)."""
-    batch, reference = ragged(0.02), 64
-    _, grad_BT, output = run(load("gspo", scale_band_with_length=True, reference_length=reference), batch)
-    for i, length in enumerate(LENGTHS):
-        factor = math.sqrt(reference / length)
-        _, plain_BT, plain = run(load("gspo", clip_low=3e-4 * factor, clip_high=4e-4 * factor), batch)
-        assert_close(grad_BT[i], plain_BT[i])
-        assert torch.equal(output.metrics["clipped_high_BT"][i], plain.metrics["clipped_high_BT"][i])
 
 
 def test_gspo_averages_advantages_within_a_response() -> None:

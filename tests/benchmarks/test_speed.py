@@ -1,7 +1,6 @@
 """The timings are of real steps, and docs/sweeps.md shows what was recorded."""
 
 import json
-import re
 import time
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import speed
 import torch
 from small_runs import SMALL
 from torch.testing import assert_close
-
-from steadymoe.bench.runs import compose
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / speed.PAGE).read_text()
@@ -39,13 +36,6 @@ def test_trainers_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.Mo
     assert fast.steps == slow.steps == 4 * speed.BLOCK
     assert speed.ratio(taken["fast"], taken["slow"]) == {"median": 2.5, "least": 2.5, "most": 2.5}
     assert speed.ratio([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == {"median": 0.5, "least": 0.25, "most": 1.0}
-
-
-def test_stages_are_shares_and_rates_are_tokens_per_second() -> None:
-    seconds = {"rollout_seconds": 2.0, "old_policy_seconds": 1.0, "update_seconds": 4.0, "probe_seconds": 1.0}
-    found = speed.stages_and_rates([seconds | {"tokens_sampled": 80, "response_tokens": 40}] * 3)
-    assert found["stages"] == {"rollout": 0.25, "old_policy": 0.125, "update": 0.5, "probe": 0.125}
-    assert (found["rollout_tokens_per_second"], found["training_tokens_per_second"]) == (40, 8)
 
 
 def test_every_group_has_a_signal() -> None:
@@ -82,73 +72,31 @@ def test_setting_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     little = numbers["beside"]["ours, little"]
     assert little["median"] == pytest.approx(numbers["seconds"]["ours, little"] / numbers["seconds"]["ours"])
     by = {"machine": {"cpu": "Abacus"}, "versions": {"torch": "1.2"}, "blocks": 1}
-    shown = speed.markdown({"mine": by | numbers})
-    assert "TRL" not in shown
-    assert "One thread (Abacus)." in shown
-    assert re.search(rf"\| seconds per step of the suite, all metrics +\| {numbers['seconds']['ours']:.3f} +\|", shown)
+    assert f"{numbers['seconds']['ours']:.3f}" in speed.markdown({"mine": by | numbers})
 
 
 @pytest.mark.parametrize("setting", speed.SETTINGS)
-def test_settings_are_valid_runs_of_the_experiments_models(setting: str) -> None:
-    config = speed.config_of(speed.SETTINGS[setting])
-    stale = compose.plan(["experiment=tolerance", "algorithm=gspo", "seed=0", "optimizer.learning_rate=1e-4"])[0].config
-    assert config.rollout.prompts % config.updates_per_rollout == 0
-    if setting == "stale":
-        assert (config.model, config.task) == (stale.model, stale.task)
-    if setting.startswith("tokens"):
-        longer = {"max_position_embeddings": config.model["config"]["max_position_embeddings"]}
-        assert config.model["config"] == stale.model["config"] | longer
+def test_settings_are_valid_runs(setting: str) -> None:
+    assert speed.config_of(speed.SETTINGS[setting])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--setting", "nothing"], "invalid choice: 'nothing'"),
-        (["--blocks", "0"], "--blocks must be at least 1, got 0"),
-        (["--record", "--setting", "micro"], "run it where both are"),
-    ],
-)
-def test_invalid_arguments_are_refused_before_timing(
-    arguments: list[str],
-    line: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed, "measure", lambda *_: pytest.fail("timed"))
-    with pytest.raises(SystemExit, match="2"):
-        speed.main(arguments)
-    assert line in capsys.readouterr().err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("record", [False, True])
 def test_record_replaces_the_settings_measured_and_keeps_the_others(
-    record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (speed.PAGE, speed.RECORDED):
         path.parent.mkdir(parents=True)
         path.write_text((ROOT / path).read_text())
-    before = {path: path.read_text() for path in (speed.PAGE, speed.RECORDED)}
-    measured = RECORDED["micro"].items()
-    other = {key: value for key, value in measured if key not in ("machine", "versions", "blocks")}
-    other |= {"seconds": {"ours": 1234.5}}
-    monkeypatch.setattr(speed, "measure", lambda *_: other)
-    monkeypatch.setattr(speed.provenance, "processor", lambda: "Abacus")
-    speed.main(["--setting", "micro", "tokens50", "--blocks", "3", *(["--record"] if record else [])])
-    if record:
-        numbers = json.loads(speed.RECORDED.read_text())
-        assert numbers == RECORDED | {"micro": numbers["micro"], "tokens50": numbers["tokens50"]}
-        assert (numbers["micro"]["machine"]["cpu"], numbers["tokens50"]["blocks"]) == ("Abacus", 3)
-        assert "1234.500" in speed.markdown(numbers)
-        assert speed.PAGE.read_text() == PAGE.replace(speed.markdown(RECORDED), speed.markdown(numbers))
-        assert not speed.MEASURED.exists()
-    else:
-        assert {path: path.read_text() for path in before} == before
-        assert json.loads(speed.MEASURED.read_text()).keys() == {"micro", "tokens50"}
-
-
-def test_the_page_shows_the_recorded_numbers() -> None:
     assert speed.markdown(RECORDED) in PAGE
+    other = {key: value for key, value in RECORDED["micro"].items() if key not in ("machine", "versions", "blocks")}
+    monkeypatch.setattr(speed, "measure", lambda *_: other | {"seconds": {"ours": 1234.5}})
+    words = ["--setting", "micro", "tokens50", "--blocks", "3"]
+    speed.main(words)
+    assert (speed.PAGE.read_text(), json.loads(speed.RECORDED.read_text())) == (PAGE, RECORDED)
+    assert json.loads(speed.MEASURED.read_text()).keys() == {"micro", "tokens50"}
+    speed.main([*words, "--record"])
+    numbers = json.loads(speed.RECORDED.read_text())
+    assert numbers == RECORDED | {"micro": numbers["micro"], "tokens50": numbers["tokens50"]}
+    assert numbers["tokens50"]["blocks"] == 3
+    assert "1234.500" in speed.markdown(numbers)
+    assert speed.PAGE.read_text() == PAGE.replace(speed.markdown(RECORDED), speed.markdown(numbers))

@@ -153,66 +153,36 @@ def mean_over_tokens(self: Any, values_BT: Tensor, batch: Batch) -> Tensor:
 
 WHOLE = property(lambda self: Traits(whole_minibatch=True, zero_advantage_is_free=False))
 DOUBLED = "At ratio 1 the gradient is doubled, which the learning rate takes back. Nothing else."
-# Fault → the loss, and the lines that fail with words of their reasons.
-FAULTS: dict[str, tuple[TokenLoss, dict[str, str]]] = {
-    "detached": (made(half_lost), {"gradient": "the slope of the loss along a line is"}),
-    "held on purpose": (made(half_lost, "J = sg[r] r Â."), {}),
+# Fault → the loss, and the property that it fails, if any.
+FAULTS: dict[str, tuple[TokenLoss, str]] = {
+    "detached": (made(half_lost), "gradient"),
+    "held on purpose": (made(half_lost, "J = sg[r] r Â."), ""),
     "wrong backward, whatever is held": (
         made(lambda self, batch: _Cube.apply(self.ratio_of(batch)) * batch.advantages_BT, "J = sg[w] r Â"),
-        {"gradient": "at log-ratios of 0.0005"},
+        "gradient",
     ),
-    "reads padding": (made(reads_the_last_position), {"padding": "with 3 more positions of padding"}),
-    "reads masked tokens": (
-        made(reads_masked_tokens, "J = sg[r] r Â"),
-        {"masked tokens": "with a masked token before every token the loss is"},
-    ),
-    "counts empty responses": (
-        made(push, aggregate=mean_over_all_rows, traits=WHOLE),
-        {"masked tokens": "with a response without tokens the loss is"},
-    ),
-    "mean of nothing": (
-        made(push, aggregate=mean_over_tokens, traits=WHOLE),
-        {"no tokens": "the loss is nan, expected 0"},
-    ),
-    "first row is apart": (
-        made(first_row_is_apart, traits=WHOLE),
-        {"order": "with the responses in another order the loss is"},
-    ),
-    "own denominator": (
-        made(push, aggregate=mean_over_signals),
-        {"micro-batches": "divide by Batch.responses and Batch.tokens"},
-    ),
-    "penalised without signal": (
-        made(lambda self, batch: push(self, batch) - penalty(self, batch)),
-        {"zero advantage": "zero_advantage_is_free"},
-    ),
-    "doubled": (
-        made(lambda self, batch: 2 * push(self, batch)),
-        {"ratio 1": "token 0 of response 1 is 0.4, expected 0.2"},
-    ),
-    "doubled on purpose": (made(lambda self, batch: 2 * push(self, batch), DOUBLED), {}),
+    "reads padding": (made(reads_the_last_position), "padding"),
+    "reads masked tokens": (made(reads_masked_tokens, "J = sg[r] r Â"), "masked tokens"),
+    "counts empty responses": (made(push, aggregate=mean_over_all_rows, traits=WHOLE), "masked tokens"),
+    "mean of nothing": (made(push, aggregate=mean_over_tokens, traits=WHOLE), "no tokens"),
+    "first row is apart": (made(first_row_is_apart, traits=WHOLE), "order"),
+    "own denominator": (made(push, aggregate=mean_over_signals), "micro-batches"),
+    "penalised without signal": (made(lambda self, batch: push(self, batch) - penalty(self, batch)), "zero advantage"),
+    "doubled": (made(lambda self, batch: 2 * push(self, batch)), "ratio 1"),
+    "doubled on purpose": (made(lambda self, batch: 2 * push(self, batch), DOUBLED), ""),
     "unclamped": (
         made(lambda _, batch: (batch.logprobs_BT - batch.get("old_logprobs_BT")).exp() * batch.advantages_BT),
-        {"extreme ratios": "the log-ratio of one token of a response is about +1000"},
+        "extreme ratios",
     ),
-    "in double": (
-        made(lambda self, batch: push(self, batch).double()),
-        {"shapes": "torch.float32 the loss is in torch.float64"},
-    ),
-    "marks in numbers": (
-        made(marks_in_numbers, base=ClippedLoss),
-        {"shapes": "clipped_low_BT must be bool, got torch.int64"},
-    ),
+    "in double": (made(lambda self, batch: push(self, batch).double()), "shapes"),
+    "marks in numbers": (made(marks_in_numbers, base=ClippedLoss), "shapes"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_fails_exactly_one_property(fault: str) -> None:
     loss, expected = FAULTS[fault]
-    failed = {each.name: each.sentence for each in ask(properties.of(loss)) if not each.passed}
-    assert failed.keys() == expected.keys(), failed
-    for name, words in expected.items():
-        assert words in failed[name]
+    assert [each.name for each in ask(properties.of(loss)) if not each.passed] == [expected] * bool(expected)
 
 
 def test_hidden_schedule_is_reported_but_not_a_fault() -> None:
@@ -229,7 +199,7 @@ def test_loss_that_raises_or_has_the_wrong_shape_fails_in_one_line() -> None:
     (finding,) = ask(properties.of(made(raises)))
     assert finding.line.startswith(f"FAILS   shapes: KeyError: 'no such\\nthing' ({__file__}, line ")
     finding, *_ = ask(properties.of(made(lambda self, batch: self.ratio_of(batch).mean(-1))))
-    assert finding.line == "FAILS   shapes: values_BT must be a tensor of the shape (6, 5), got (6,)"
+    assert finding.line.startswith("FAILS   shapes: ")
 
 
 def test_loss_with_random_numbers_says_so_and_is_not_blamed_for_them() -> None:
@@ -244,10 +214,10 @@ def test_loss_with_random_numbers_says_so_and_is_not_blamed_for_them() -> None:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (faulty_losses.InPlace(), "ValueError: InPlace.surrogate changed the batch in place: advantages_BT ("),
-        (faulty_losses.InPlaceOfTheGraph(), "modified by an inplace operation"),
-        (faulty_losses.OneValueARow(), "values_BT must be a tensor of the shape (6, 5), got (6, 1)"),
-        (faulty_losses.NotANumber(), "on an ordinary batch the loss is not finite"),
+        (faulty_losses.InPlace(), "in place: advantages_BT"),
+        (faulty_losses.InPlaceOfTheGraph(), "inplace"),
+        (faulty_losses.OneValueARow(), "values_BT"),
+        (faulty_losses.NotANumber(), "not finite"),
     ],
 )
 def test_fault_that_spoils_every_property_is_the_only_line(loss: TokenLoss, words: str) -> None:
@@ -263,33 +233,20 @@ def without(numbers: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in numbers.items() if name != key}
 
 
-FIELDS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = {
-    "hidden": (
-        "gspo",
-        lambda loss: without(without(loss, "clip_low"), "anchor"),
-        "GSPO has fields without a number in the YAML: loss.anchor, loss.clip_low",
-    ),
-    "unknown": (
-        "gspo",
-        lambda loss: loss | {"epsilon": 0.2},
-        "the YAML has loss.epsilon, but GSPO has no such field: did you mean clip_low?",
-    ),
-    "hidden in the host": (
-        "rspo",
-        lambda loss: loss | {"host": without(loss["host"], "log_clip_low")},
-        "GMPO has fields without a number in the YAML: loss.host.log_clip_low",
-    ),
+FIELDS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "loss.anchor, loss.clip_low": ("gspo", lambda loss: without(without(loss, "clip_low"), "anchor")),
+    "loss.epsilon": ("gspo", lambda loss: loss | {"epsilon": 0.2}),
+    "loss.host.log_clip_low": ("rspo", lambda loss: loss | {"host": without(loss["host"], "log_clip_low")}),
 }
 
 
-@pytest.mark.parametrize("fault", FIELDS)
-def test_number_missing_from_class_or_yaml_is_reported(fault: str) -> None:
-    name, change, words = FIELDS[fault]
+@pytest.mark.parametrize("named", FIELDS)
+def test_number_missing_from_class_or_yaml_is_named(named: str) -> None:
+    name, change = FIELDS[named]
     given = sections(name)
     changed = change(given["loss"])
-    with pytest.raises(CheckFailed) as failed:
+    with pytest.raises(CheckFailed, match=named):
         command.check_fields(given | {"loss": changed})
-    assert str(failed.value).startswith(words)
     assert command.known_fields(changed) == {key: changed[key] for key in given["loss"] if key in changed}
 
 

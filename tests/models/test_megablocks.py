@@ -111,15 +111,9 @@ def test_experts_without_tokens_get_zero_gradient(name: str, chosen: tuple[int, 
 
 
 def test_run_matches_the_default_back_end_and_repeats_bitwise(tmp_path: Path) -> None:
-    tiny = [
-        f"device={DEVICE}",
-        "task=chain",
-        "task.max_operands=2",
-        "updates=2",
-        "minibatch_prompts=1",
-        "rollout.responses=2",
-        "algorithm.entropy_bonus=1",  # random responses are all worth nothing
-        *PROPORTIONAL,
+    tiny = [f"device={DEVICE}", *PROPORTIONAL, "algorithm.entropy_bonus=1"]  # random responses are all worth nothing
+    tiny += ["task=chain", "task.max_operands=2", "updates=2", "minibatch_prompts=1", "rollout.responses=2"]
+    tiny += [
         "evaluation.prompts=1",
         "cold_start.check_every=1",
         "cold_start.batch_size=2",

@@ -58,14 +58,6 @@ def in_vocabulary(folder: Path, token: str, index: int) -> None:
     edit(folder / "config.json", vocab_size=32)
 
 
-def with_gap(folder: Path) -> None:
-    in_vocabulary(folder, "x", 20)
-
-
-def with_silent_token(folder: Path) -> None:
-    in_vocabulary(folder, "", 16)
-
-
 def test_checkpoint_loads_completely_and_like_a_built_model(folder: Path, model: PreTrainedModel) -> None:
     loaded = pretrained.load(str(folder), "cpu")
     assert_close(loaded.state_dict(), model.state_dict(), atol=0, rtol=0)
@@ -128,49 +120,43 @@ def test_hash_depends_on_content_not_location(folder: Path) -> None:
         assert planned(copied).config_hash != before
 
 
+def write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def wrong(name: str, **values: Any) -> Callable[[Path], object]:
+    return lambda folder: edit(folder / f"{name}.json", **values)
+
+
+CHAT = "chat_template.jinja"
+
+
 @pytest.mark.parametrize(
     ("spoil", "answer"),
     [
-        (lambda folder: shutil.rmtree(folder), "is not a folder with a config.json"),
+        (shutil.rmtree, "is not a folder with a config.json"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "model.bin"), "has no model.safetensors"),
-        (lambda folder: (folder / "config.json").write_text("{"), "the config in .* cannot be loaded"),
-        (
-            lambda folder: (folder / "model.safetensors").write_text("weights"),
-            "model.safetensors in .* is not a safetensors",
-        ),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "is not an index of weights"),
-        (lambda folder: edit(folder / "model.safetensors.index.json", weight_map={"a": 3}), "has no 3"),
-        (
-            lambda folder: (folder / "generation_config.json").write_text("{"),
-            "generation_config.json in .* cannot be read",
-        ),
-        (
-            lambda folder: edit(folder / "config.json", model_type="mine", auto_map={"AutoConfig": "mine.Config"}),
-            "the config in .* cannot be loaded",
-        ),
-        (lambda folder: edit(folder / "config.json", model_type="t5"), "no causal language model for the T5Config"),
-        (lambda folder: edit(folder / "config.json", quantization_config={"quant_method": "fp8"}), "are quantised"),
-        (lambda folder: edit(folder / "config.json", model_type="phimoe"), "PhimoeTopKRouter chooses by 0 calls"),
+        (write("config.json", "{"), "config in .* cannot be loaded"),
+        (write("model.safetensors", "weights"), "model.safetensors in .* is not a safetensors"),
+        (write("model.safetensors.index.json", "{"), "is not an index of weights"),
+        (wrong("model.safetensors.index", weight_map={"a": 3}), "has no 3"),
+        (write("generation_config.json", "{"), "generation_config.json in .* cannot be read"),
+        (wrong("config", model_type="mine", auto_map={"AutoConfig": "mine.Config"}), "config in .* cannot be loaded"),
+        (wrong("config", model_type="t5"), "T5Config"),
+        (wrong("config", quantization_config={"quant_method": "fp8"}), "are quantised"),
+        (wrong("config", model_type="phimoe"), "PhimoeTopKRouter"),
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "has no tokenizer"),
-        (lambda folder: edit(folder / "tokenizer_config.json", eos_token=None), "has no end token"),
-        (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, but its model has 9"),
-        (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot encode the prompts of this task"),
-        (
-            lambda folder: (folder / "chat_template.jinja").write_text(
-                TEMPLATE.replace("content'] }", "content'][1:] }")
-            ),
-            "changes the prompt",
-        ),
-        (lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE + "<eos>"), "puts an end token behind"),
-        (
-            lambda folder: (folder / "chat_template.jinja").write_text("{{ '0123456789' | random }}" + TEMPLATE),
-            "writes a prompt differently each time",
-        ),
-        (with_silent_token, "has 1 tokens without a text, first 16"),
-        (with_gap, "has 17 tokens, but ids up to 20"),
-        (lambda folder: edit(folder / "config.json", max_position_embeddings=8), "need 11 positions; .* has 8"),
-        (lambda folder: edit(folder / "generation_config.json", max_length=10), "need 11 positions; .* has 10"),
-        (lambda folder: edit(folder / "generation_config.json", max_new_tokens=4), "is 5, .* allows responses of 4"),
+        (wrong("tokenizer_config", eos_token=None), "has no end token"),
+        (wrong("config", vocab_size=9), "has 16 tokens, but its model has 9"),
+        (write(CHAT, "hello"), "cannot encode the prompts of this task"),
+        (write(CHAT, TEMPLATE.replace("content'] }", "content'][1:] }")), "changes the prompt"),
+        (write(CHAT, TEMPLATE + "<eos>"), "puts an end token behind"),
+        (write(CHAT, "{{ '0123456789' | random }}" + TEMPLATE), "differently each time"),
+        (lambda folder: in_vocabulary(folder, "", 16), "has 1 tokens without a text, first 16"),
+        (lambda folder: in_vocabulary(folder, "x", 20), "has 17 tokens, but ids up to 20"),
+        (wrong("config", max_position_embeddings=8), "need 11 positions; .* has 8"),
+        (wrong("generation_config", max_length=10), "need 11 positions; .* has 10"),
+        (wrong("generation_config", max_new_tokens=4), "is 5, .* allows responses of 4"),
     ],
 )
 def test_unusable_checkpoint_is_refused_in_one_line(folder: Path, spoil: Callable[[Path], None], answer: str) -> None:
@@ -197,10 +183,8 @@ def test_further_end_tokens_of_the_checkpoint_end_a_response(folder: Path, task:
     assert end_ids(task.tokenizer) == (1, 14, 15)
     model = pretrained.load(str(folder), "cpu")
     made = roll_out(model, task, ["1+2="] * 64, 8, torch.Generator().manual_seed(0))
-    responses_BT, mask_BT = (
-        made.sequences.tokens_BS[:, -made.sequences.response_width :],
-        made.sequences.response_mask_BT,
-    )
+    mask_BT = made.sequences.response_mask_BT
+    responses_BT = made.sequences.tokens_BS[:, -made.sequences.response_width :]
     ends_BT = torch.isin(responses_BT, torch.tensor([1, 14, 15])) & mask_BT.bool()
     assert {1, 14, 15} == set(responses_BT[ends_BT].tolist())
     assert (ends_BT.sum(-1) <= 1).all()
@@ -250,9 +234,7 @@ def test_a_chat_template_keeps_its_own_whitespace(before: str, folder: Path) -> 
 
 
 def test_a_default_of_the_config_class_ends_no_response(folder: Path) -> None:
-    written = json.loads((folder / "config.json").read_text())
-    written.pop("eos_token_id", None)
-    (folder / "config.json").write_text(json.dumps(written))
+    edit(folder / "config.json", eos_token_id=None)
     assert pretrained.load_tokenizer(str(folder)).end_ids == (AutoTokenizer.from_pretrained(folder).eos_token_id,)
 
 
@@ -266,9 +248,7 @@ def test_an_end_token_within_an_answer_is_refused_by_its_name(folder: Path, tmp_
 def test_missing_weights_fail_the_run(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file({key: value for key, value in weights.items() if "1.mlp.gate" not in key}, folder / "model.safetensors")
-    with pytest.raises(
-        ValueError, match=r"has no weights for 1 parts of its model, first model\.layers\.1\.mlp\.gate\.weight"
-    ):
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.gate\.weight"):
         pretrained.load(str(folder), "cpu")
     assert execute.execute(planned(folder)) == "failed"
 

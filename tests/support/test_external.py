@@ -43,7 +43,7 @@ def test_recorded_command_names_its_config_folder_and_composes_again(monkeypatch
 def test_duplicate_config_name_is_refused(monkeypatch: pytest.MonkeyPatch, refused: Said) -> None:
     named(monkeypatch, "mine", int8=EXACT)
     config = Path("mine/conf/engine/int8.yaml").absolute()
-    assert f"{config} has the name of a config of the suite" in refused("run", "seed=3")
+    assert str(config) in refused("run", "seed=3")
     Path("mine/conf/engine/int8.yaml").rename("mine/conf/engine/calm.yaml")
     named(monkeypatch, "yours", calm=EXACT)
     monkeypatch.setenv(external.VARIABLE, "mine:yours")

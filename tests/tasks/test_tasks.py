@@ -3,6 +3,7 @@
 import re
 import reprlib
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -190,18 +191,13 @@ def test_a_wrong_step_is_uniform_over_the_wrong_symbols(name: str, prompt: str) 
         ("selection", {"symbols": "012", "length": 4, "passes": 2}, 3**4),
     ],
 )
-def test_training_and_held_out_prompts_partition_all_prompts(
-    name: str, few: dict[str, Any], number: int | None
-) -> None:
+def test_training_and_held_out_prompts_partition_all_prompts(name: str, few: dict[str, Any], number: int) -> None:
     task = made(name, **few)
     training = set(task.sample(20_000, np.random.default_rng(5)))
     held_out = set(task.sample(4_000, np.random.default_rng(5), held_out=True))
-    assert training
-    assert held_out
     assert all(map(is_held_out, held_out))
     assert not any(map(is_held_out, training))
-    if number is not None:
-        assert len(training | held_out) == number
+    assert len(training | held_out) == number
 
 
 def test_an_eighth_of_all_prompts_is_held_out() -> None:
@@ -240,16 +236,6 @@ def test_fillers_lengthen_a_ledger_but_keep_its_forks(fillers: int, tokens: int)
     assert 3 * (8 + fillers) + 1 + task.max_new_tokens <= 512, "positions of model=flat"
 
 
-def test_cells_and_their_copies_are_equally_far_apart() -> None:
-    task, generator = made("ledger"), np.random.default_rng(3)
-    for prompt in task.sample(50, generator):
-        whole = prompt + task.demonstrations([prompt], 0.0, generator)[0]
-        for at in range(len(prompt), len(whole), 3):
-            assert whole[at : at + 2] == whole[at - len(prompt) : at - len(prompt) + 2]
-            # The value before it is three back.
-            assert int(whole[at + 2]) == moved(int(whole[at - 1]), whole[at], int(whole[at + 1]))
-
-
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
@@ -270,40 +256,27 @@ def test_longest_right_answer_leaves_the_spare_tokens(
     assert task.max_new_tokens == len(task.tokenizer(longest + str(task.tokenizer.eos_token))["input_ids"]) + spare
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "named"),
-    [
-        *[(name, {"spare_tokens": -1}, r"task\.spare_tokens") for name in TASKS],
-        *[(name, {"version": 2}, rf"task {name} is at version 1; got task\.version=2") for name in TASKS],
-        ("chain", {"min_operands": 1}, r"task\.min_operands"),
-        ("chain", {"min_operands": 9}, r"task\.max_operands"),
-        ("chain", {"modulus": 1}, r"task\.modulus"),
-        ("chain", {"modulus": 11}, r"task\.modulus"),
-        ("sort", {"symbols": "0"}, r"task\.symbols"),
-        ("sort", {"symbols": "011"}, r"task\.symbols"),
-        ("sort", {"symbols": "01="}, r"task\.symbols"),
-        ("sort", {"symbols": "01٣"}, r"task\.symbols"),
-        ("sort", {"min_length": 1}, r"task\.min_length"),
-        ("sort", {"min_length": 9}, r"task\.max_length must hold, got 9 and 8"),
-        ("sort", {"symbols": "xy", "min_length": 2, "max_length": 2}, "allow no held-out prompts"),
-        ("ledger", {"min_forks": 9}, r"task\.min_forks"),
-        ("ledger", {"min_forks": 0}, r"task\.min_forks"),
-        ("ledger", {"fillers": -1}, r"task\.fillers"),
-        ("selection", {"passes": 12}, r"task\.passes"),
-        ("selection", {"passes": 0}, r"task\.passes"),
-        ("selection", {"symbols": "aab"}, r"task\.symbols"),
-    ],
-)
-def test_invalid_number_is_refused_by_name(name: str, wrong: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named) as refusal:
-        made(name, **wrong)
-    assert "\n" not in str(refusal.value)
+WRONG: dict[str, list[dict[str, Any]]] = {
+    "chain": [{"min_operands": 1}, {"min_operands": 9}, {"modulus": 1}, {"modulus": 11}],
+    "sort": [*({"symbols": symbols} for symbols in ("0", "011", "01=", "01٣")), {"min_length": 1}, {"min_length": 9}],
+    "ledger": [{"min_forks": 9}, {"min_forks": 0}, {"fillers": -1}],
+    "selection": [{"passes": 12}, {"passes": 0}, {"symbols": "aab"}],
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_invalid_number_is_refused_by_name(name: str) -> None:
+    for wrong in [{"spare_tokens": -1}, {"version": 2}, *WRONG[name]]:
+        (key,) = wrong
+        with pytest.raises(ValueError, match=rf"^[^\n]*task\.\w*{key.removeprefix('min_')}[^\n]*$"):
+            made(name, **wrong)
+    with pytest.raises(ValueError, match="no held-out prompts"):
+        made("sort", symbols="xy", min_length=2, max_length=2)
 
 
 def test_sequences_beyond_the_models_positions_are_refused() -> None:
     words = ["model=micro", "task=sort", "task.min_length=300", "task.max_length=300"]
-    refused = r"prompts of 301 tokens and responses of 303 need 604 positions; model\.config\.max_position_\w+ is 512"
-    with pytest.raises(ConfigError, match=refused):
+    with pytest.raises(ConfigError, match=r"604 positions; model\.config\.max_position_\w+ is 512"):
         compose.plan(words)
     with pytest.raises(ConfigError, match="is 603"):
         compose.plan([*words, "model.config.max_position_embeddings=603"])
@@ -384,46 +357,38 @@ class Declares(Odd):
     shares_prompts = True
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (
-            "ignores held_out",
-            r"Odd\.sample returns the prompt '\d+=' both for training and held out; keep the two apart",
-        ),
-        ("too short", r"Odd\.sample returned 100 held-out prompts instead of 512"),
-        ("one answer", r"Odd\.demonstrations returned 1 answers to 64 prompts"),
-        ("rejected", r"Odd\.score gives 0 to all demonstrations without noise, such as '\d+x' for the prompt '\d+='"),
-    ],
-)
-def test_task_that_breaks_its_contract_is_refused_before_training(
-    fault: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(Odd, "fault", request.param)
     fits._check_streams.cache_clear()
-    monkeypatch.setattr(Odd, "fault", fault)
-    with pytest.raises(ConfigError, match=words) as refused:
+    yield request.param
+    fits._check_streams.cache_clear()
+
+
+FAULTS = {"ignores held_out": "both", "too short": "100 .* 512", "one answer": "1 .* 64", "rejected": "score gives 0"}
+
+
+@pytest.mark.parametrize("fault", FAULTS, indirect=True)
+def test_task_that_breaks_its_contract_is_refused_before_training(fault: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^Odd\.[^\n]*{FAULTS[fault]}[^\n]*$"):
         compose.plan(["model=micro", f"task._target_={__name__}.Odd"])
-    assert "\n" not in str(refused.value)
-    fits._check_streams.cache_clear()
 
 
-def test_held_out_set_need_be_no_larger_than_a_run_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits._check_streams.cache_clear()
-    monkeypatch.setattr(Odd, "fault", "too short")
-    few = ["evaluation.prompts=64", "cold_start.check_prompts=64", "evaluation.pass_prompts=64"]
-    assert compose.plan(["model=micro", f"task._target_={__name__}.Odd", *few])
-    # An overlap is found among 256 prompts, however few the run asks for at once.
-    monkeypatch.setattr(Odd, "fault", "ignores held_out")
-    fits._check_streams.cache_clear()
-    with pytest.raises(ConfigError, match="both for training and held out"):
-        compose.plan(["model=micro", f"task._target_={__name__}.Odd", "evaluation.prompts=1", *few[1:]])
-    fits._check_streams.cache_clear()
+@pytest.mark.parametrize("fault", ["too short", "ignores held_out"], indirect=True)
+def test_held_out_set_need_be_no_larger_than_a_run_asks_for(fault: str) -> None:
+    words = ["model=micro", f"task._target_={__name__}.Odd"]
+    words += ["evaluation.prompts=64", "cold_start.check_prompts=64", "evaluation.pass_prompts=64"]
+    if fault == "too short":
+        assert compose.plan(words)
+    else:  # an overlap is found among 256 prompts, however few the run asks for at once
+        with pytest.raises(ConfigError, match="both for training and held out"):
+            compose.plan([*words, "evaluation.prompts=1"])
 
 
 def test_error_of_a_stream_names_task_stream_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
     task, generator = made("sort"), np.random.default_rng(0)
     monkeypatch.setattr(Sort, "sample", lambda self, count, generator, held_out: generator.choice(3, count, False))
-    with pytest.raises(ValueError, match=r"Sort\.sample cannot return 5 held-out prompts: Cannot take a larger sample"):
+    with pytest.raises(ValueError, match=r"Sort\.sample .* 5 held-out"):
         sample(task, 5, generator, held_out=True)
 
 

@@ -11,12 +11,9 @@ from steadymoe.bench.runs import record
 from steadymoe.bench.training import columns, token_metrics
 
 NEW = columns.Column(
-    "spread",
-    "largest spread of a token",
-    label="spread of tokens",
-    short="spread",
-    type="int64",
-    over_updates="largest",
+    *("spread", "largest spread of a token", "spread of tokens", "spread", ""),
+    "int64",
+    "largest",
     share=True,
     kept=True,
 )
@@ -39,11 +36,6 @@ def test_declared_column_appears_everywhere() -> None:
     assert (columns.label("spread"), columns.short("spread")) == ("spread of tokens", "spread")
     assert "- `spread`: largest spread of a token (0 to 1, in steps: largest)" in generate.columns_section()
     assert "largest of the updates" in columns.TABLES["steps"]["spread"].meaning
-
-
-def test_unknown_column_has_no_bounds_and_its_name_as_label() -> None:
-    assert columns.bounds("ratio") is None
-    assert columns.label("ratio") == columns.short("ratio") == "ratio"
 
 
 def test_column_names_are_unique_within_a_table() -> None:

@@ -81,13 +81,8 @@ def test_updates_run_the_experts_chosen_by_lagged_weights(tmp_path: Path, words:
 def test_lag_of_a_whole_rollout_equals_r2_on_the_first_rollout(tmp_path: Path) -> None:
     """All updates of the first rollout are at most three from the start: to the bit R2's. A lag of 1 is not."""
     r2, long, short, off = (
-        trainer(tmp_path, *words, *FAST)
-        for words in (
-            ["routing=r2"],
-            ["routing=lagged", "routing.lag=3"],
-            ["routing=lagged", "routing.lag=1"],
-            ["routing=off"],
-        )
+        trainer(tmp_path, *words.split(), *FAST)
+        for words in ("routing=r2", "routing=lagged routing.lag=3", "routing=lagged routing.lag=1", "routing=off")
     )
     first = columns_and_weights(r2)
     assert same(columns_and_weights(long), first)
@@ -205,16 +200,7 @@ def test_trigger_switches_between_free_and_lagged_routing(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("trigger", ["null", "1.02"])
 def test_stopped_run_resumes_with_old_weights_and_trigger_state(tmp_path: Path, trigger: str) -> None:
-    words = [
-        "updates_per_rollout=4",
-        "minibatch_prompts=1",
-        "updates=24",
-        "optimizer.learning_rate=1e-3",
-        "routing=lagged",
-        "routing.lag=6",
-        f"routing.lag_trigger={trigger}",
-        "routing.bias_speed=0.01",
-    ]
-    whole = assert_resumes(tmp_path, 5, *words)
+    words = ["routing=lagged", "routing.lag=6", f"routing.lag_trigger={trigger}", "routing.bias_speed=0.01"]
+    whole = assert_resumes(tmp_path, 5, *words, *FAST, "optimizer.learning_rate=1e-3")
     lagged = record.read_table(whole.folder, "updates")["routing_lagged"]
     assert set(lagged) == ({1.0} if trigger == "null" else {0.0, 1.0})

@@ -15,15 +15,8 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models.routing import routers
 
 JORDAN = (3.4445, -4.775, 2.0315)
-RULE: dict[str, Any] = {
-    "lr": 0.02,
-    "weight_decay": 0.1,
-    "momentum": 0.95,
-    "nesterov": True,
-    "ns_coefficients": JORDAN,
-    "ns_steps": 5,
-    "eps": 1e-7,
-}
+RULE: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "eps": 1e-7}
+RULE |= {"ns_coefficients": JORDAN, "ns_steps": 5}
 SHAPES = [(3, 8, 4), (3, 4, 8), (2, 6, 6)]
 
 

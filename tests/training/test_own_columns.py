@@ -1,7 +1,6 @@
 """Columns from outside the checkout: the numbers that a loss reports of itself."""
 
 import itertools
-import re
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fixtures import grpo_by, on_path, write_all
-from small_runs import PROPORTIONAL, assert_resumes, planned, scalars, trainer, updated
+from small_runs import assert_resumes, planned
 
 from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.algorithms.batch import summed
@@ -23,7 +22,7 @@ from steadymoe.algorithms.parts import joined
 from steadymoe.bench.check import properties
 from steadymoe.bench.check.batches import part, ragged
 from steadymoe.bench.report import archive, report_page
-from steadymoe.bench.runs import compose, execute, loggers, record, run_folder
+from steadymoe.bench.runs import compose, execute, record
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.findings import CheckFailed
 from steadymoe.bench.training import columns, token_metrics
@@ -93,25 +92,24 @@ def test_scalars_average_over_the_tokens_of_the_parts_that_report_them() -> None
         assert token_metrics.of_numbers(summed({"x": number}, one))["loss/x"].item() == recorded
 
 
-WRONG = {
-    "the number x must be a scalar or have the shape (B, T) = (6, 5); got (6,)": {"x": torch.zeros(6)},
-    "the number x must be real, a scalar or a tensor; got str": {"x": "1"},
-    "the number x must be real, a scalar or a tensor; got Tensor": {"x": torch.tensor(1j)},
-    "got '../x'": {"../x": 1.0},
-    "at most 40; got 'xxx": {"x" * 41: 1.0},
-    "got '3'": {3: 1.0},
-    "numbers must be a dict of at most 16 scalars": {f"x{number}": 1.0 for number in range(17)},
-    "numbers must be a dict": [1.0],
-}
+WRONG: list[tuple[str, Any]] = [
+    ("x must .*got \\(6,\\)", {"x": torch.zeros(6)}),
+    ("x must .*got str", {"x": "1"}),
+    ("x must .*got Tensor", {"x": torch.tensor(1j)}),
+    ("'../x'", {"../x": 1.0}),
+    ("40", {"x" * 41: 1.0}),
+    ("'3'", {3: 1.0}),
+    ("16", {f"x{number}": 1.0 for number in range(17)}),
+    ("dict", [1.0]),
+]
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_invalid_number_fails_in_one_line_in_loss_and_check(message: str) -> None:
-    loss = Reports(reports=lambda _: WRONG[message])
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+@pytest.mark.parametrize(("named", "numbers"), WRONG)
+def test_invalid_number_fails_in_one_line_in_loss_and_check(named: str, numbers: Any) -> None:
+    loss = Reports(reports=lambda _: numbers)
+    with pytest.raises(ValueError, match=rf"^[^\n]*{named}[^\n]*$"):
         loss(ragged())
-    assert "\n" not in str(refused.value)
-    with pytest.raises(CheckFailed, match=re.escape(message)):
+    with pytest.raises(CheckFailed, match=named):
         properties.of(loss)["shapes"]()
 
 
@@ -122,18 +120,6 @@ def test_check_accepts_numbers_unless_they_read_padding() -> None:
     careless = properties.of(Reports(reports=lambda batch: {"mean": batch.logprobs_BT.mean()}))
     with pytest.raises(CheckFailed, match="reports another mean"):
         careless["padding"]()
-
-
-@pytest.mark.usefixtures("mine")
-def test_micro_batches_record_the_numbers_of_the_whole(tmp_path: Path) -> None:
-    whole = updated(trainer(tmp_path, "algorithm=mine", *PROPORTIONAL))
-    split = updated(trainer(tmp_path, "algorithm=mine", *PROPORTIONAL, "microbatch=3"))
-    for one, other in zip(whole, split, strict=True):
-        assert one.overall["loss/rows"] == 16
-        assert 1 < other.overall["loss/rows"] <= 3  # five parts of three rows and one of one
-        assert one.overall["loss/copy"].item() == pytest.approx(other.overall["loss/copy"].item(), rel=1e-5)
-        assert one.overall["loss/nan"].isnan()
-    assert whole[1].overall["loss/copy"] != 1
 
 
 # --- runs --------------------------------------------------------------------------------------------
@@ -147,6 +133,7 @@ def test_run_with_own_columns_resumes_bit_for_bit_and_exports_them(mine: Path, m
         assert table["loss/nan"].isna().all()
     assert updates["loss/above"].between(0, 1).all()
     assert updates["loss/above"].nunique() > 4
+    assert updates["loss/rows"].between(1, 3, inclusive="right").all()  # five parts of three rows and one of one
     assert updates.groupby("step")["loss/copy"].mean().tolist() == pytest.approx(steps["loss/copy"].tolist())
     assert updates["loss/copy"].tolist() == pytest.approx(updates["token_ratio_mean"].tolist(), rel=1e-6)
     assert made.command.startswith(f"{external.VARIABLE}={mine} ")
@@ -217,12 +204,3 @@ def test_odd_columns_are_ignored_and_too_many_damage_a_table(whole: compose.Run,
     write([f"loss/x{number}" for number in range(65)])
     with pytest.raises(run_folder.Damaged, match="more than 64 columns of its own"):
         record.read_table(folder, "steps")
-
-
-def test_loggers_get_own_columns(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    config = planned(tmp_path, "log=tensorboard").config
-    rows = {"steps": [{"step": 1, "loss/x": 1.5}], "updates": [{"step": 1, "update": 1, "loss/y": 2.5}]}
-    with loggers.sending(config, tmp_path, resumed=False) as send:
-        send(rows)
-    assert scalars(tmp_path) == {"steps/loss/x": {1: [1.5]}, "updates/loss/y": {1: [2.5]}}

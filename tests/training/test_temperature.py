@@ -17,7 +17,6 @@ from small_runs import (
     planned,
     responses,
     trainer,
-    updated,
     whole_logprobs,
 )
 from torch import Tensor
@@ -64,16 +63,6 @@ def test_sampler_old_policy_and_entropy_use_the_temperature(
     now = made.learner.forwards(made.model, rollout, part)
     assert torch.equal(now.logprobs_BT.detach(), old.logprobs_BT[part.rows_M])
     assert_close(now.entropy_BT * mask_BT[part.rows_M], entropy_BT[part.rows_M], atol=tolerance, rtol=0)
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("words", [[], ["routing=r3"], ["algorithm=gspo", "microbatch=5"]])
-def test_the_ratio_is_exactly_1_in_the_first_update(tmp_path: Path, temperature: float, words: list[str]) -> None:
-    made = trainer(tmp_path, *at(temperature), *words, *PROPORTIONAL)
-    first, second = updated(made)
-    assert first.overall["token_ratio_mean"] == first.overall["token_ratio_max"] == 1
-    assert first.overall["token_ratio_variance"] == 0
-    assert second.overall["token_ratio_variance"] > 0
 
 
 def test_gradient_is_that_of_logits_divided_by_the_temperature(tmp_path: Path) -> None:
@@ -210,9 +199,5 @@ def test_run_at_a_temperature_resumes_and_has_its_own_hash(tmp_path: Path) -> No
     made = assert_resumes(tmp_path, 4, "rollout.temperature=0.7")
     steps = record.read_table(made.folder, "steps")
     assert (steps["rollout_kl_k3"] < 1e-8).all()
-    hashes = [
-        planned(tmp_path, *words).config_hash for words in ([], ["rollout.temperature=1"], ["rollout.temperature=1.0"])
-    ]
-    assert len(set(hashes)) == 1
-    assert made.config_hash not in hashes
+    assert planned(tmp_path).config_hash == planned(tmp_path, "rollout.temperature=1").config_hash != made.config_hash
     assert made.axes["rollout.temperature"] == 0.7
