@@ -225,13 +225,13 @@ def _ratio(log: float, logs_N: np.ndarray, seeds: int) -> Estimate:
     return Estimate(float(np.exp(log)), float(np.exp(log - half)), float(np.exp(log + half)), seeds)
 
 
-def reference_arm(levels: pd.DataFrame) -> str | None:
+def _reference_arm(levels: pd.DataFrame) -> str | None:
     """Return the arm of the reference: the one with the fewest further choices, if there are several."""
     arms = sorted(set(levels.loc[levels["algorithm"] == REFERENCE, "arm"]), key=lambda arm: (arm.count(" "), arm))
     return arms[0] if arms else None
 
 
-def by_seed(levels: pd.DataFrame, arm: str) -> pd.DataFrame:
+def _by_seed(levels: pd.DataFrame, arm: str) -> pd.DataFrame:
     """Return the sampled accuracy of an arm, value × seed, at the seeds that it has at every value."""
     return levels[levels["arm"] == arm].pivot_table(index="value", columns="seed", values="sampled").dropna(axis=1)
 
@@ -245,12 +245,12 @@ def of_arm(levels: pd.DataFrame, arm: str, at: float | None = None) -> tuple[Tol
 
     ``at``: see ``threshold``.
     """
-    ours, reference = by_seed(levels, arm), reference_arm(levels)
+    ours, reference = _by_seed(levels, arm), _reference_arm(levels)
     means = ours.mean(axis=1) if ours.size else levels[levels["arm"] == arm].groupby("value")["sampled"].mean()
     best = float(means.index.to_numpy(float)[means.argmax()])
     if reference is None:
         return None, best
-    theirs = by_seed(levels, reference)
+    theirs = _by_seed(levels, reference)
     seeds = ours.columns.intersection(theirs.columns)
     if seeds.empty:
         return None, best
@@ -265,9 +265,9 @@ def of_arm(levels: pd.DataFrame, arm: str, at: float | None = None) -> tuple[Tol
 
 def heights(levels: pd.DataFrame, at: float | None = None) -> tuple[float, float] | None:
     """Return the mean start and the threshold of a setting, over all of its seeds; None without the reference."""
-    if (reference := reference_arm(levels)) is None:
+    if (reference := _reference_arm(levels)) is None:
         return None
-    start, theirs = levels.groupby("seed")["start"].first().mean(), by_seed(levels, reference)
+    start, theirs = levels.groupby("seed")["start"].first().mean(), _by_seed(levels, reference)
     curve, means_1E = _curve(theirs, theirs.columns), theirs.mean(axis=1).to_numpy()[None]
     return start, float(threshold(curve, np.array([start]), means_1E, at)[0])
 
@@ -291,14 +291,14 @@ def in_settings(levels: pd.DataFrame) -> list[InSetting]:
     """Return each arm but the reference in each panel of ``levels`` in which its ratio is known."""
     known = []
     for panel, ours in levels.groupby("panel", sort=False):
-        reference = reference_arm(ours)
+        reference = _reference_arm(ours)
         if reference is None:
             continue
-        theirs = by_seed(ours, reference).loc[of_arm(ours, reference)[1]]
+        theirs = _by_seed(ours, reference).loc[of_arm(ours, reference)[1]]
         for arm in dict.fromkeys(map(str, ours["arm"])):
             tolerance, best = of_arm(ours, arm)
             if arm != reference and tolerance is not None and np.isfinite(tolerance.ratio):
-                apart = np.asarray((by_seed(ours, arm).loc[best] - theirs).dropna(), dtype=float)
+                apart = np.asarray((_by_seed(ours, arm).loc[best] - theirs).dropna(), dtype=float)
                 known.append(InSetting(str(panel), arm, tolerance, over_seeds(apart.tolist())))
     return known
 
@@ -313,7 +313,7 @@ def agreement(levels: pd.DataFrame, arms: Sequence[str]) -> tuple[Estimate, Esti
     """
     generator, ranked, counts = np.random.default_rng(0), [], []
     for _, ours in levels.groupby("panel", sort=False):
-        tables = [by_seed(ours, arm) for arm in (str(reference_arm(ours)), *arms)]
+        tables = [_by_seed(ours, arm) for arm in (str(_reference_arm(ours)), *arms)]
         seeds = reduce(pd.Index.intersection, [table.columns for table in tables])
         if seeds.empty:
             return Estimate(np.nan, np.nan, np.nan, 0), Estimate(np.nan, np.nan, np.nan, 0)
