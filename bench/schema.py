@@ -405,11 +405,9 @@ def is_added(key: str, value: Any) -> bool:
 
 def defaults(group: type = RunConfig) -> dict[str, Any]:
     """Return every default as plain values, without the groups that a YAML or another class fills."""
-    found = {each.name: each.default for each in fields(group) if each.default is not MISSING}
-    found |= {name: asdict(value) for name, value in found.items() if is_dataclass(value)}
-    return {name: value for name, value in found.items() if name != "optimizer"} | (
-        {"algorithm": defaults(AlgorithmConfig)} if group is RunConfig else {}
-    )
+    values = {each.name: each.default for each in fields(group) if each.default is not MISSING}
+    found = {name: defaults(type(value)) if is_dataclass(value) else value for name, value in values.items()}
+    return found | ({"algorithm": defaults(AlgorithmConfig), "optimizer": {}} if group is RunConfig else {})
 
 
 _CONFIG = TypeAdapter(RunConfig)

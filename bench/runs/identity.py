@@ -48,7 +48,7 @@ def of_classes(config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], 
         return {**group, **{key: change(group[key]) for key in keys if isinstance(group.get(key), Mapping)}}
 
     of_algorithm = changed(config["algorithm"], ("loss", "advantage"))
-    return changed({**config, "algorithm": of_algorithm}, ("advantage", "correction", "engine"))  # type: ignore[no-any-return]
+    return changed({**config, "algorithm": of_algorithm}, ("advantage", "correction", "engine"))
 
 
 def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:

@@ -195,12 +195,12 @@ def _values(overrides: Sequence[str], args: Sequence[str]) -> dict[str, list[str
     own, with the other ``args``.
     """
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    found = {}
+    found: dict[str, list[str]] = {}
     for each in parser.parse_overrides([_with_home(arg) for arg in overrides]):
         key, arg = each.get_key_element(), each.input_line
         if not each.is_sweep_override():
-            key = arg if isinstance(each.value(), dict) else key  # dictionaries of one group are merged
-            found[key] = [f"{key}={each.get_value_element_as_str()}"]
+            place = arg if isinstance(each.value(), dict) else key  # dictionaries of one group are merged
+            found[place] = [f"{key}={each.get_value_element_as_str()}"]
             continue
         values = each.value()
         if isinstance(values, IntervalSweep):

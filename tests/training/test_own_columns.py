@@ -22,7 +22,7 @@ from steadymoe.algorithms.parts import joined
 from steadymoe.bench.check import properties
 from steadymoe.bench.check.batches import part, ragged
 from steadymoe.bench.report import archive, report_page
-from steadymoe.bench.runs import compose, execute, record
+from steadymoe.bench.runs import compose, execute, record, run_folder
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.findings import CheckFailed
 from steadymoe.bench.training import columns, token_metrics
