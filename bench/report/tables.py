@@ -1,4 +1,4 @@
-"""Tables over seeds from the tables of ``archive.load``: summary, leaderboard, head to head, models, headline."""
+"""Tables over seeds of ``Results``: summary, leaderboard, head to head, models, headline."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -283,7 +283,7 @@ HEAD_TO_HEAD_CAPTION = (
 def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Return one row per arm except the best arm, the highest final reward first; empty for a single arm.
 
-    ``steps`` and ``evaluations`` are the tables of ``archive.load`` for one experiment.
+    ``steps`` and ``evaluations`` are those of ``Results.joined``.
     """
     paired = by_start(steps)
     rewards = final_rewards(paired)
