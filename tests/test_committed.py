@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from committed import assert_same
 
-from steadymoe.bench.report import archive
+from steadymoe.bench.report.results import CHECKSUMS
 from steadymoe.bench.runs import record
 from steadymoe.bench.support import regular_files
 
@@ -36,7 +36,7 @@ def test_comparison_allows_only_rounding(old: str, new: str, same: bool) -> None
 
 
 def test_committed_archives_match_their_checksums() -> None:
-    bound = sorted(RESULTS.glob(f"*/data/*/{archive.CHECKSUMS}"))
+    bound = sorted(RESULTS.glob(f"*/data/*/{CHECKSUMS}"))
     assert {path.parts[-4] for path in bound} == {"reference", "ruler", "trainers"}
     changed = [
         str(path.parent / name)

@@ -20,6 +20,7 @@ from steadymoe.bench.report.figures import CannotDraw
 from steadymoe.bench.report.report_page import NothingToReport
 from steadymoe.bench.runs import compose, lifecycle, record
 from steadymoe.bench.schema import ConfigError
+from steadymoe.bench.support.errors import UserError
 from steadymoe.models import build
 
 ROOT = Path(__file__).parent.parent
@@ -48,19 +49,18 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
 def test_documented_script_trains_reads_and_draws(done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, names = done
     monkeypatch.chdir(folder)
-    runs, steps = names["tables"]["runs"], names["tables"]["steps"]
+    recorded_runs = names["recorded"]
+    runs, steps = recorded_runs.runs, recorded_runs.joined["steps"]
     assert runs[["arm", "seed", "status"]].to_numpy().tolist() == [["grpo", 0, "finished"], ["gspo", 0, "finished"]]
-    assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms"}
     asked, _ = lifecycle.planned(experiment := Path("results/runs/first"))
     assert sorted(asked) == sorted(str(Path(each).relative_to(experiment)) for each in runs["folder"])
-    for name in ("steps", "evaluations", "histograms"):
-        assert {"arm", "seed"} <= set(names["tables"][name]), name
     for run in runs.to_dict("records"):  # the pandas of the page, by hand
         recorded = record.read_table(Path(run["folder"]), "steps")
         of_run = steps[(steps["arm"] == run["arm"]) & (steps["metric"] == "reward")]
         assert of_run["value"].tolist() == recorded["reward"].tolist()
         gained = recorded["reward"].iloc[-1] - recorded["reward"].iloc[0]
         assert names["table"].loc[(run["arm"], 0), "gained reward"] == gained
+        assert run["eval_accuracy"] == recorded["eval_accuracy"].dropna().iloc[-1]
         assert len(pd.read_parquet(f"{run['folder']}/updates.parquet")) == 4
     assert "..." not in names["printed"]
     printed = names["printed"].partition("gained reward")[2].split()
@@ -70,7 +70,7 @@ def test_documented_script_trains_reads_and_draws(done: tuple[Path, dict], monke
     assert {"grpo", "gspo"} <= set(drawn.numbers["series"])
     assert (folder / "first.png").stat().st_size > 10_000
     assert len(pd.read_csv(folder / "first.csv")) == len(drawn.numbers)
-    chosen = bench.figure("overview", names["tables"], ["gspo"]).numbers["series"]
+    chosen = bench.figure("overview", recorded_runs, ["gspo"]).numbers["series"]
     assert {series.partition(",")[0] for series in chosen} == {"gspo"}
 
 
@@ -90,19 +90,17 @@ def test_plan_matches_the_command_line(words: list[str]) -> None:
 
 
 def test_invalid_calls_raise_clear_errors(done: tuple[Path, dict], tmp_path: Path) -> None:
-    tables = done[1]["tables"]
+    recorded = done[1]["recorded"]
     with pytest.raises(ConfigError, match="there is no algorithm 'gpso'"):
         bench.plan("algorithm=gpso")
     with pytest.raises(NothingToReport, match="no ended runs below"):
         bench.results("nothing", tmp_path)
     with pytest.raises(CannotDraw, match="there is no figure 'overveiw'; did you mean overview"):
-        bench.figure("overveiw", tables)
-    with pytest.raises(CannotDraw, match="runs is missing"):
-        bench.figure("overview", {"steps": tables["steps"]})
-    with pytest.raises(CannotDraw, match="there is no arm 'dapo'"):
-        bench.figure("overview", tables, ["dapo"])
+        bench.figure("overveiw", recorded)
+    with pytest.raises(UserError, match="there is no arm 'dapo'"):
+        bench.figure("overview", recorded, ["dapo"])
     with pytest.raises(CannotDraw, match="fig03 lacks runs with 2 values of routing in first"):
-        bench.figure("fig03", tables)
+        bench.figure("fig03", recorded)
 
 
 def test_importing_the_package_is_cheap() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report.results import Results, experiments
+from steadymoe.bench.report.folders import experiments
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs.identity import IMPLIED, LEFT, LONGEST_NAME, OFF, changes_numbers, flatten, is_name
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible

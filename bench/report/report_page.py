@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import figures, joined, paper, tables, write
+from steadymoe.bench.report import figures, folders, joined, paper, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable, style
-from steadymoe.bench.report.results import NUMBERS, Results, damaged, ended_runs, experiments, read_runs, tidy
+from steadymoe.bench.report.folders import experiments
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome, record
 from steadymoe.bench.runs.lifecycle import Damaged
@@ -82,7 +83,7 @@ def left_out(results: Path, experiment: str | None = None) -> list[str]:
     places = [(results, name) for name in experiments(results) if experiment in (None, name)]
     if is_joined(experiment):
         places = list(joined.places(results, experiment or "").values())
-    found = [item for place in places for item in damaged(*place).items()]
+    found = [item for place in places for item in folders.damaged(*place).items()]
     hint = "`steadymoe status` prints the command to rerun it"
     return [f"left out, damaged: {visible(folder)} ({visible(reason)}); {hint}" for folder, reason in found]
 
@@ -230,7 +231,7 @@ def _written(
     runs = listed = recorded.runs
     steps = recorded.joined["steps"]
     if "folder" in runs and runs["experiment"].nunique() == 1:  # the list of runs also has the runs that have not ended
-        listed = paper.rename(read_runs(results, name))
+        listed = paper.rename(folders.read_runs(results, name))
         listed = listed.join(runs[runs.columns.difference(listed.columns, sort=False)])
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(recorded)
@@ -289,7 +290,7 @@ def _written(
 
 def _settings(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the values of each setting that occur in the runs."""
-    keys = ["task", "model", "engine", "routing", "correction", "optimizer", *NUMBERS, "seed"]
+    keys = ["task", "model", "engine", "routing", "correction", "optimizer", *folders.NUMBERS, "seed"]
     values = {key.replace("_", " "): ", ".join(map(str, sorted(runs[key].dropna().unique().tolist()))) for key in keys}
     return pd.DataFrame(values.items(), columns=["setting", "values"])
 
@@ -343,11 +344,11 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
     Raises NothingToReport if no run of the experiment has ended, or if the archive alone is left of the runs.
     """
     names = [name for name in experiments(results) if experiment in (None, name)]
-    runs = [found for name in names if len(found := ended_runs(results, name))]
+    runs = [found for name in names if len(found := folders.ended_runs(results, name))]
     if not runs:
         ended(results, experiment)
         raise NothingToReport(f"{results / 'data'} holds archived tables without their runs, which cannot be exported")
-    parts = tidy(pd.concat(runs, ignore_index=True).rename_axis("run"))
+    parts = folders.tidy(pd.concat(runs, ignore_index=True).rename_axis("run"))
     path = regular_files.folder(results, "tables") / f"{experiment or 'all'}-tidy.{suffix}"
     atomic_files.write(path, partial(write.pieces, suffix=suffix, parts=parts))
     return path

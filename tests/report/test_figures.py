@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from small_figures import arms, data, long_table, said, shown
+from small_figures import arms, data, long_table, results_of, said, shown
 
 from steadymoe import conf
 from steadymoe.bench.report import figures, tables, write
@@ -328,14 +328,13 @@ def test_attribution_at_one_depth_is_drawn_against_experts() -> None:
 
 
 def test_figure_says_what_it_lacks_and_unknown_names_get_a_hint() -> None:
-    steps = long_table({"reward": reward}, COMPARED)
-    found = {"steps": steps, "histograms": pd.DataFrame()}
+    found = results_of(long_table({"reward": reward}, COMPARED))
     assert FIGURES["fig14"].lacks(found) == "runs with 2 values of strength"
     assert FIGURES["fig02"].lacks(found) == "runs that record clip_fraction"
     assert FIGURES["fig08"].lacks(found) == "the table histograms"
     assert FIGURES["fig01"].lacks(found) is None
     many = long_table({"reward": reward}, arms(algorithm=[f"a{k}" for k in range(9)]))
-    assert FIGURES["overview"].lacks({"steps": many}) is None
+    assert FIGURES["overview"].lacks(results_of(many)) is None
     with pytest.raises(figures.CannotDraw, match=r"did you mean .*clip_fraction"):
         figures.find(["clip_fractoin"])
     assert [each.id for each in figures.find(["fig05", "clip_fraction"])] == ["fig05", "fig02"]

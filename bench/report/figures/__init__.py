@@ -24,7 +24,7 @@ class CannotDraw(UserError):
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """One figure: its drawing function, the experiment with its data, and the conditions on ``Results.joined["steps"]``."""
+    """One figure: its drawing function, the experiment with its data, and conditions on the joined ``steps``."""
 
     id: str
     name: str
