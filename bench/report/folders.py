@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import lifecycle, record
 from steadymoe.bench.runs.identity import NO_NUMBERS, OFF, flatten, settings_hash, shortener
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import regular_files
-from steadymoe.bench.support.text import all_visible, portable, visible
+from steadymoe.bench.support.text import portable, visible
 from steadymoe.bench.training import columns
 
 # Columns of ``runs`` that are numbers of the config, each with its key.
@@ -66,7 +66,8 @@ def read_runs(results: Path, experiment: str) -> pd.DataFrame:
     facts = [state.facts for state in sound.values()]
     swept = {key for run in facts for key in run["axes"]}
     rows = [_facts(state.status, state.facts, swept) for state in sound.values()]
-    table = all_visible(pd.DataFrame(rows, columns=[*RUNS, "folder"]).rename_axis("run"))
+    shown = [{key: visible(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]
+    table = pd.DataFrame(shown, columns=[*RUNS, "folder"]).rename_axis("run")
     arms = name_arms(table, [run["axes"] for run in facts], [flatten(run["config"]) for run in facts])
     return table.assign(arm=arms, folder=[*map(str, sound)])
 
@@ -99,7 +100,7 @@ def _facts(status: str, run: Mapping[str, Any], swept: set[str]) -> dict[str, An
         "settings": settings_hash(config, swept),
         "config": json.dumps({key: value for key, value in config.items() if key not in NO_NUMBERS}, sort_keys=True),
         # Runs of one seed are paired if this is equal: of a start that was not recorded, what it follows from.
-        "start": (run.get("cold_start") or {}).get("sha256") or begun,
+        "start": str(lifecycle.at(run, "cold_start.sha256") or begun),
         "versions": versions,
         "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
         "machine": machine,
