@@ -46,7 +46,7 @@ SHORT_CAPTION = (
 
 
 def lacks(steps: pd.DataFrame) -> str | None:
-    """Return what a table of ``archive.load`` lacks for a bearable stress, or None."""
+    """Return what ``Results.joined["steps"]`` lacks for a bearable stress, or None."""
     if not _varying(steps):
         return f"runs of one loss at 2 values of {' or '.join(DIALS)}"
     if REFERENCE not in set(steps["algorithm"]):
@@ -259,7 +259,7 @@ def carried(steps: pd.DataFrame) -> DataFigure:
 
 
 def lacks_settings(steps: pd.DataFrame) -> str | None:
-    """Return what a table of ``archive.load`` lacks for ``carried``, or None."""
+    """Return what ``Results.joined["steps"]`` lacks for ``carried``, or None."""
     if (lack := lacks(steps)) is not None:
         return lack
     runs = levels(steps)
