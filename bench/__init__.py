@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pandas as pd
+    from collections.abc import Sequence
 
     from steadymoe.bench.report.figures import DataFigure
+    from steadymoe.bench.report.results import Results
     from steadymoe.bench.runs.compose import Run
 
 __all__ = ["figure", "plan", "results", "run"]
@@ -49,25 +48,27 @@ def run(planned: "Run") -> str:
     return command.make_one(planned)
 
 
-def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.DataFrame]":
-    """Return what the ended runs of an experiment recorded below ``folder``, as tidy tables.
+def results(experiment: str, folder: str | Path = "results") -> "Results":
+    """Return what the ended runs of an experiment recorded below ``folder``.
 
-    ``runs``: a row for each run: arm, algorithm, model, task, seed, status, its numbers, and its ``folder`` with the
-    tables of every update and layer (a run that was kept without its folder has none).
-    ``steps``: a row for each run, step and metric, with the column ``value``; docs/metrics.md defines the metrics.
-    ``evaluations``: a row for each run and held-out prompt of the last evaluation, with its ``score``.
-    ``histograms``: a row for each run, metric and bin, with its ``count``.
-    An arm is the runs that differ in their seed alone; every table has the columns ``arm`` and ``seed``.
+    Four tables: ``runs`` has a row for each run, with its number as index: arm, algorithm, model, task, seed, status,
+    its settings, its last evaluation, and its ``folder`` with the tables of every update and layer (a run that was kept
+    without its folder has none). An arm is the runs that differ in their seed alone. ``steps`` (run, step, metric,
+    value), ``evaluations`` (run, prompt, score; the last one) and ``histograms`` (run, metric, bin, count) name a run
+    by its number; docs/metrics.md defines the metrics.
+
+    ``wide("reward", "entropy")`` returns a row for each run and step, with the run's facts and a column for each
+    metric; ``of(["grpo"])`` the runs of some arms.
 
     Raises NothingToReport if no run of the experiment has ended, and Damaged where kept tables cannot be read.
     """
     from steadymoe.bench.report import report_page
 
-    (tables,) = report_page.ended(Path(folder), experiment).values()
-    return tables
+    (recorded,) = report_page.ended(Path(folder), experiment).values()
+    return recorded
 
 
-def figure(name: str, tables: "Mapping[str, pd.DataFrame]", arms: "Sequence[str] | None" = None) -> "DataFigure":
+def figure(name: str, recorded: "Results", arms: "Sequence[str] | None" = None) -> "DataFigure":
     """Return one figure, by its id or name (``steadymoe report --list``), from what ``results`` returned.
 
     ``arms`` chooses some by name or by algorithm. The figure is matplotlib's (``.savefig("overview.png")``), and its
@@ -78,4 +79,4 @@ def figure(name: str, tables: "Mapping[str, pd.DataFrame]", arms: "Sequence[str]
     from steadymoe.bench.report import figures, report_page
 
     (spec,) = figures.find([name])
-    return report_page.figure_of(spec, dict(tables), arms)
+    return report_page.figure_of(spec, recorded.of(arms))

@@ -30,7 +30,8 @@ from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
 from steadymoe.bench import plan
-from steadymoe.bench.report import archive, report_page
+from steadymoe.bench.report import report_page
+from steadymoe.bench.report.results import bind
 from steadymoe.bench.runs import execute, record, run_folder
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.support import atomic_files
@@ -242,6 +243,6 @@ if __name__ == "__main__":
             table = compare(Path(name))
         runs = pd.read_parquet(archived).assign(command="make side-by-side")  # no names of temporary folders
         atomic_files.write(archived, partial(runs.to_parquet, index=False, compression="zstd"))
-        archive.bind(archived.parent)
+        bind(archived.parent)
         atomic_files.write(to / f"{EXPERIMENT}.csv", partial(table.to_csv, index=False, float_format="%.3g"))
         print(table.to_string())

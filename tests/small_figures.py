@@ -7,12 +7,14 @@ import pandas as pd
 
 from steadymoe import conf
 from steadymoe.bench.report.figures import style
+from steadymoe.bench.report.folders import RUNS
+from steadymoe.bench.report.results import Results
 
 USUAL = {
     "experiment": "made",
     "algorithm": "grpo",
     "routing": "off",
-    "correction": "none",
+    "correction": "off",
     "engine": "exact",
     "strength": 0.0,
     "optimizer": "adamw",
@@ -20,7 +22,7 @@ USUAL = {
     "moe_layers": 4,
     "experts": 8,
     "updates_per_rollout": 8,
-    "prompts": 32,
+    "minibatch_prompts": 4,
     "responses": 8,
     "learning_rate": 4e-4,
 }
@@ -84,8 +86,8 @@ def value(metric: str, arm: dict[str, object], seed: int) -> float:
     return {"tokens_sampled": 1e4 * share, "log_ratio_moment_free": 1.0}.get(metric, share)
 
 
-def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
-    """Return the tables of an experiment of these algorithms that has what ``figure`` varies."""
+def data(figure: str, names: list[str]) -> Results:
+    """Return an experiment of these algorithms that has what ``figure`` varies."""
     vary = VARY.get(figure, {})
     names = [*dict.fromkeys([*names, "grpo"])] if figure == "fig19" else names  # the reference
     values = {metric: lambda arm, seed, metric=metric: value(metric, arm, seed) for metric in METRICS}
@@ -97,9 +99,21 @@ def data(figure: str, names: list[str]) -> dict[str, pd.DataFrame]:
         steps["value"] = (0.8 - fall).where(steps["step"] > 0, 0.1)
     counts = [
         {"arm": f"{name} {model}", "algorithm": name, "model": model, "seed": 0, "metric": metric, "bin": 20 + at}
-        | {"count": 5 + at, "updates_per_rollout": 8, "prompts": 32}
+        | {"count": 5 + at, "updates_per_rollout": 8, "minibatch_prompts": 4}
         for name, model in itertools.product(names, ("dense_micro", "micro"))
         for metric in ("token_ratio_histogram", "sequence_log_ratio_variance_histogram")
         for at in range(3)
     ]
-    return {"steps": steps, "histograms": pd.DataFrame(counts)}
+    return results_of(steps, pd.DataFrame(counts))
+
+
+def results_of(steps: pd.DataFrame, histograms: pd.DataFrame | None = None) -> Results:
+    """Return joined tables as what an experiment, or several, recorded."""
+    parts = [steps, pd.DataFrame(columns=["metric", "bin", "count"]) if histograms is None else histograms]
+    facts = pd.concat(parts, ignore_index=True).reindex(columns=[*RUNS]).fillna(USUAL)
+    facts["run"] = facts.groupby(["experiment", "arm", "seed"], sort=False).ngroup()
+    long = [parts[0].assign(run=facts["run"][: len(steps)].to_numpy())[["run", "step", "metric", "value"]]]
+    long += [parts[1].assign(run=facts["run"][len(steps) :].to_numpy())[["run", "metric", "bin", "count"]]]
+    return Results(
+        facts.drop_duplicates("run").set_index("run"), *long, pd.DataFrame(columns=["run", "prompt", "score"])
+    )

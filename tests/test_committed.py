@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from steadymoe.bench.report import archive
+from steadymoe.bench.report.results import CHECKSUMS
 from steadymoe.bench.runs import run_folder
 from steadymoe.bench.support import regular_files
 
@@ -10,7 +10,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def test_committed_archives_match_their_checksums() -> None:
-    bound = sorted(RESULTS.glob(f"*/data/*/{archive.CHECKSUMS}"))
+    bound = sorted(RESULTS.glob(f"*/data/*/{CHECKSUMS}"))
     assert {path.parts[-4] for path in bound} == {"reference", "ruler", "trainers"}
     changed = [
         str(path.parent / name)

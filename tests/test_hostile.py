@@ -24,7 +24,8 @@ from fixtures import RECORDED, Said, make_socket
 from rich.console import Console
 from small_runs import SMALL
 
-from steadymoe.bench.report import archive, report_page, write
+from steadymoe.bench.report import folders, report_page, write
+from steadymoe.bench.report.results import Results, bind
 from steadymoe.bench.runs import compose, overrides, progress, provenance, run_folder, status
 from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.statistics import collapse
@@ -254,7 +255,8 @@ def test_odd_values_in_run_json_do_not_crash_status_or_report(results: Path) -> 
         assert (state.damage or "").count("\n") == 0
         if state.status != "damaged" and (taken := taken + 1) <= 20 and place != ("status",):
             assert status.lines(results)[0].startswith("small: ")
-            listed = report_page._listed(collapse.judged(archive.runs(results, "small"), archive.steps(archive.none())))
+            runs = folders.read_runs(results, "small")
+            listed = report_page._listed(collapse.judged(runs, Results.of_folders(runs[:0]).steps))
             assert len(listed) == 4, place
     path.write_text(json.dumps(facts | {"config": facts["config"] | {"collapse": {"reward_fraction": 1e30}}}))
     report_page.make(results, formats=["svg"])
@@ -322,10 +324,10 @@ def test_odd_columns_do_not_crash_a_report(name: str, results: Path) -> None:
         assert status.lines(results)
         if number % 10 == 0:
             report_page.make(results, formats=["svg"])
-        loaded = archive.load(results, "small")
-        assert loaded["runs"]["arm"].tolist().count("grpo") == 2
+        loaded = Results.load(results, "small")
+        assert loaded.runs["arm"].tolist().count("grpo") == 2
         left_out = report_page.left_out(results)
-        assert len(loaded["runs"]) + len(left_out) == 4
+        assert len(loaded.runs) + len(left_out) == 4
         assert all(str(folder) in line for line in left_out)
 
 
@@ -339,9 +341,9 @@ def test_odd_archive_columns_do_not_raise_a_traceback(name: str, small: Path, tm
     said: list[str] = []
     for column, what in cases[:20]:
         changed(table, column, what).to_parquet(path, index=False)
-        archive.bind(path.parent)
+        bind(path.parent)
         try:
-            loaded = archive.load(tmp_path, "small")
+            loaded = Results.load(tmp_path, "small")
         except Damaged as error:
             said.append(str(error))
             continue
@@ -387,7 +389,7 @@ def test_only_regular_files_are_read(file: str, made: str, results: Path, monkey
         assert "1 damaged" in told
         assert len(report_page.left_out(results)) == 1
     (ended,) = report_page.ended(results, None).values()
-    assert report_page._samples(ended["runs"])["samples"] == []
+    assert report_page._samples(ended.runs)["samples"] == []
     assert Path(__file__).read_bytes() == before
 
 
@@ -472,11 +474,11 @@ def test_command_from_another_folder_is_quoted(
 
 
 def test_copied_run_is_not_another_seed(results: Path) -> None:
-    original, before = one_run(results), archive.runs(results, "small")
+    original, before = one_run(results), folders.read_runs(results, "small")
     copies = [original.parent / "seed=3", original.parent.parent / "a", original.parents[4] / "0"]
     for copy in copies:
         shutil.copytree(original, copy)
-    pd.testing.assert_frame_equal(archive.runs(results, "small"), before)
+    pd.testing.assert_frame_equal(folders.read_runs(results, "small"), before)
     left_out, told = report_page.left_out(results), "\n".join(status.lines(results))
     assert len(left_out) == 3
     for copy in copies:
@@ -491,7 +493,7 @@ def test_archive_with_mixed_editions_is_refused(results: Path, tmp_path: Path) -
         report_page.keep(results, "small", tmp_path / name)
         shutil.copy(tmp_path / "old" / "data" / "small" / f"{name}.parquet", tmp_path / name / "data" / "small")
         with pytest.raises(Damaged, match=f"{name}.parquet"):
-            archive.load(tmp_path / name, "small")
+            Results.load(tmp_path / name, "small")
 
 
 @pytest.mark.usefixtures("no_figures")

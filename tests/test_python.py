@@ -20,6 +20,7 @@ from steadymoe.bench.report.figures import CannotDraw
 from steadymoe.bench.report.report_page import NothingToReport
 from steadymoe.bench.runs import compose, record
 from steadymoe.bench.schema import ConfigError
+from steadymoe.bench.support.errors import UserError
 from steadymoe.models import build
 
 ROOT = Path(__file__).parent.parent
@@ -48,20 +49,25 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
 def test_documented_script_trains_reads_and_draws(done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, names = done
     monkeypatch.chdir(folder)
-    runs, steps = names["tables"]["runs"], names["tables"]["steps"]
+    recorded_runs = names["recorded"]
+    runs, steps = recorded_runs.runs, recorded_runs.joined["steps"]
     assert runs[["arm", "seed", "status"]].to_numpy().tolist() == [["grpo", 0, "finished"], ["gspo", 0, "finished"]]
-    assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms"}
     for run in runs.to_dict("records"):  # the pandas of the page, by hand
         recorded = record.read_table(Path(run["folder"]), "steps")
         of_run = steps[(steps["arm"] == run["arm"]) & (steps["metric"] == "reward")]
         assert of_run["value"].tolist() == recorded["reward"].tolist()
         gained = recorded["reward"].iloc[-1] - recorded["reward"].iloc[0]
         assert names["table"].loc[(run["arm"], 0), "gained reward"] == gained
+        assert run["eval_accuracy"] == recorded["eval_accuracy"].dropna().iloc[-1]
+        assert len(pd.read_parquet(f"{run['folder']}/updates.parquet")) == 4
+    assert "..." not in names["printed"]
+    printed = names["printed"].partition("gained reward")[2].split()
+    assert all(printed.count(heading) == 2 for heading in ("mean", "min", "max"))
     drawn = names["drawn"]
     assert isinstance(drawn, Figure)
     assert (folder / "first.png").stat().st_size > 10_000
     assert len(pd.read_csv(folder / "first.csv")) == len(drawn.numbers)
-    chosen = bench.figure("overview", names["tables"], ["gspo"]).numbers["series"]
+    chosen = bench.figure("overview", recorded_runs, ["gspo"]).numbers["series"]
     assert {series.partition(",")[0] for series in chosen} == {"gspo"}
     before = (names["planned"].folder / "run.json").read_bytes()
     assert bench.run(names["planned"]) == "finished"  # it has ended, and is left as it is
@@ -75,20 +81,18 @@ def test_plan_matches_the_command_line(words: list[str]) -> None:
     assert bench.plan(*words) == compose.plan(words, multirun=any("," in word for word in words))
 
 
-def test_invalid_calls_name_what_is_wrong(done: tuple[Path, dict], tmp_path: Path) -> None:
-    tables = done[1]["tables"]
-    with pytest.raises(ConfigError, match="gpso"):
+def test_invalid_calls_raise_clear_errors(done: tuple[Path, dict], tmp_path: Path) -> None:
+    recorded = done[1]["recorded"]
+    with pytest.raises(ConfigError, match="there is no algorithm 'gpso'"):
         bench.plan("algorithm=gpso")
     with pytest.raises(NothingToReport, match="no ended runs below"):
         bench.results("nothing", tmp_path)
-    for wrong, named in (
-        (("overveiw", tables), "overveiw"),
-        (("overview", {"steps": tables["steps"]}), "runs"),
-        (("overview", tables, ["dapo"]), "dapo"),
-        (("fig03", tables), "routing"),
-    ):
-        with pytest.raises(CannotDraw, match=named):
-            bench.figure(*wrong)
+    with pytest.raises(CannotDraw, match="there is no figure 'overveiw'; did you mean overview"):
+        bench.figure("overveiw", recorded)
+    with pytest.raises(UserError, match="there is no arm 'dapo'"):
+        bench.figure("overview", recorded, ["dapo"])
+    with pytest.raises(CannotDraw, match="fig03 lacks runs with 2 values of routing in first"):
+        bench.figure("fig03", recorded)
 
 
 # Command → packages that it does not import, besides torch and transformers.

@@ -11,7 +11,8 @@ import many_runs
 import pandas as pd
 import pytest
 
-from steadymoe.bench.report import archive, report_page, tables
+from steadymoe.bench.report import folders, report_page, tables
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import compose, dry, identity, provenance, run_folder, status
 from steadymoe.bench.support import regular_files, source
 
@@ -105,15 +106,15 @@ def test_path_labels_look_at_each_path_once(calls: Calls) -> None:
 
 
 def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 4)
-    runs = archive.ended_runs(results[FEW], "many")
-    pieces = list(archive.tidy(runs))
+    monkeypatch.setattr(folders, "_RUNS_OF_A_PIECE", 4)
+    runs = folders.ended_runs(results[FEW], "many")
+    pieces = list(folders.tidy(runs))
     assert len({str(piece.dtypes.to_dict()) for piece in pieces}) == 1
     assert max(len(piece[["arm", "seed"]].drop_duplicates()) for piece in pieces) == 4
-    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", FEW)
-    whole = pd.concat(archive.tidy(runs), ignore_index=True)
+    monkeypatch.setattr(folders, "_RUNS_OF_A_PIECE", FEW)
+    whole = pd.concat(folders.tidy(runs), ignore_index=True)
     pd.testing.assert_frame_equal(pd.concat(pieces, ignore_index=True), whole)
-    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 4)
+    monkeypatch.setattr(folders, "_RUNS_OF_A_PIECE", 4)
     exported = pd.read_parquet(report_page.export(results[FEW], "many", "parquet"))
     pd.testing.assert_frame_equal(exported, whole)
     text = pd.read_csv(report_page.export(results[FEW], "many", "csv"), dtype={"value": str})
@@ -121,14 +122,14 @@ def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypa
 
 
 def test_report_reads_each_number_once_for_any_number_of_arms(results: dict[int, Path], calls: Calls) -> None:
-    loaded = {n: archive.load(results[n], "many") for n in (FEW, MANY)}
+    loaded = {n: Results.load(results[n], "many") for n in (FEW, MANY)}
     calls.of(tables, "run_numbers")
 
     def of(n: int) -> None:
-        steps, runs = loaded[n]["steps"], loaded[n]["runs"]
+        steps, runs = loaded[n].joined["steps"], loaded[n].runs
         tables.summary(steps, runs)
         tables.leaderboard(steps, runs)
-        tables.head_to_head(steps, loaded[n]["evaluations"])
+        tables.head_to_head(steps, loaded[n].joined["evaluations"])
 
     few, many = (calls.during(lambda n=n: of(n)) for n in (FEW, MANY))
     assert few == many

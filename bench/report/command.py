@@ -60,7 +60,7 @@ def _report(given: argparse.Namespace, formats: list[str]) -> int:
         specs = figures.find(given.figure)
         if report_page.is_joined(experiment):
             (recorded,) = report_page.ended(results, experiment).values()
-            print(joined.difference(recorded["runs"]) or "These experiments differ only in algorithm and seed.")
+            print(joined.difference(recorded.runs) or "These experiments differ only in algorithm and seed.")
         names = [experiment or spec.experiment for spec in specs]
         paths = [path for spec in specs for path in report_page.draw(spec, results, experiment, formats, given.arms)]
     else:

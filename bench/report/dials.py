@@ -48,7 +48,7 @@ def varying(steps: pd.DataFrame) -> list[str]:
 
 
 def lacks(steps: pd.DataFrame) -> str | None:
-    """Return what a table of ``archive.load`` lacks for ``table``, or None."""
+    """Return what a table of ``Results.joined["steps"]`` lacks for ``table``, or None."""
     if not varying(steps):
         return f"runs of one loss at 2 values of {' or '.join(LABELS)}"
     if REFERENCE not in set(steps["algorithm"]):
@@ -62,7 +62,7 @@ def lacks(steps: pd.DataFrame) -> str | None:
 
 
 def lacks_settings(steps: pd.DataFrame) -> str | None:
-    """Return what a table of ``archive.load`` lacks for a comparison of settings, or None."""
+    """Return what a table of ``Results.joined["steps"]`` lacks for a comparison of settings, or None."""
     if (lack := lacks(steps)) is not None:
         return lack
     runs = levels(steps)

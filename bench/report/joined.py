@@ -8,13 +8,15 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report import archive
-from steadymoe.bench.runs.identity import IMPLIED, LEFT, LONGEST_NAME, OFF, changes_numbers, flatten, is_name
+from steadymoe.bench.report.folders import experiments
+from steadymoe.bench.report.results import Results
+from steadymoe.bench.runs.identity import LONGEST_NAME, OFF, changes_numbers, flatten, is_name
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 
@@ -34,7 +36,7 @@ def places(results: Path, experiment: str) -> dict[str, tuple[Path, str]]:
     split = [(Path(folder) if slash else results, name) for folder, slash, name in (w.rpartition("/") for w in words)]
     names = [name for _, name in split]
     for word, (folder, name) in zip(words, split, strict=True):
-        known = [visible(each) for each in archive.experiments(folder)]
+        known = [visible(each) for each in experiments(folder)]
         if not is_name(name) or name not in known:
             hint = nearest(name, known, f"`ls {visible(folder)}/*`") if known else f"none is in {visible(folder)}"
             raise UserError(f"--experiment: there is no experiment {visible(word)!r}; {hint}")
@@ -51,30 +53,35 @@ def name(labels: Sequence[str]) -> str:
     return joined if is_name(joined) else f"{joined[: LONGEST_NAME - 9]}-{zlib.crc32(joined.encode()):08x}"
 
 
-def join(recorded: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """Return the tables (``archive.load``) of several experiments (by label) as those of one.
+def join(recorded: Mapping[str, Results]) -> Results:
+    """Return several experiments (by label) as one.
 
     An arm keeps its name. If another experiment has one of this name, both are named by experiment, ``grpo (mine)``;
     but runs of equal config and code, on other seeds, are one arm.
     """
-    runs = pd.concat([tables["runs"].assign(experiment=label) for label, tables in recorded.items()])
+    whole = _numbered_anew([replace(its, runs=its.runs.assign(experiment=label)) for label, its in recorded.items()])
+    runs = whole.runs
     apart = {
         str(arm)
         for arm, rows in runs.groupby("arm")
         if rows["experiment"].nunique() > 1
         and (rows["seed"].duplicated().any() or any(rows[key].fillna("").nunique() > 1 for key in _ALIKE))
     }
+    named = runs["arm"] + " (" + runs["experiment"].map(visible) + ")"
+    return replace(whole, runs=runs.assign(arm=runs["arm"].where(~runs["arm"].isin(apart), named)))
 
-    def named(label: str, table: pd.DataFrame) -> pd.DataFrame:
-        arms = table["arm"].astype(str)
-        table = table.assign(arm=arms.where(~arms.isin(apart), arms + f" ({visible(label)})"))
-        return table.assign(experiment=label) if "experiment" in table else table
 
-    def together(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-        return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-
-    kinds = next(iter(recorded.values()))
-    return {kind: together([named(label, tables[kind]) for label, tables in recorded.items()]) for kind in kinds}
+def _numbered_anew(parts: Sequence[Results]) -> Results:
+    """Return the runs of all ``parts`` together."""
+    runs: list[pd.DataFrame] = []
+    long: dict[str, list[pd.DataFrame]] = {name: [] for name in parts[0].long}
+    for its in parts:
+        first = runs[-1].index.max() + 1 if runs else 0
+        runs.append(its.runs.set_axis(its.runs.index + first))
+        for name, table in its.long.items():
+            long[name].append(table.assign(run=table["run"] + first))
+    filled = {name: [table for table in tables if len(table)] or tables[:1] for name, tables in long.items()}
+    return Results(pd.concat(runs), **{name: pd.concat(tables, ignore_index=True) for name, tables in filled.items()})
 
 
 def difference(runs: pd.DataFrame) -> str:
@@ -100,15 +107,13 @@ def difference(runs: pd.DataFrame) -> str:
 
 def _values(runs: pd.DataFrame) -> dict[str, list[str]]:
     """Return setting → its values in the runs of one experiment, as text, the choices of groups first."""
-    from steadymoe.bench.schema import NEUTRAL  # a field that a recorded config lacks has this value
+    from steadymoe.bench.schema import ADDED  # a field that a recorded config lacks has this value
 
     found: dict[str, set[str]] = {key: set(runs[key].dropna().astype(str)) for key in _GROUPS}
-    configs: list[dict[str, Any]] = [
-        NEUTRAL | LEFT | flatten(json.loads(text)) for text in runs["config"].dropna().unique()
-    ]
+    configs: list[dict[str, Any]] = [ADDED | flatten(json.loads(text)) for text in runs["config"].dropna().unique()]
     for key in sorted({key for config in configs for key in config}):
         if changes_numbers(key) and key != "seed" and key.partition(".")[0] not in ("algorithm", "advantage"):
-            found |= {key: {_short(config.get(key)) for config in configs}} if key not in IMPLIED.values() else {}
+            found[key] = {_short(config.get(key)) for config in configs}
     return {key: sorted(values) for key, values in found.items()}
 
 

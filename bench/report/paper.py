@@ -93,25 +93,17 @@ def recorded(name: str, algorithm: str) -> str:
     return start + name[len(names[start]) :]
 
 
-def renamed(arms: pd.DataFrame) -> dict[str, str]:
-    """Return arm → its name as ``shown``; ``arms`` has the columns arm and algorithm.
+def rename(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return ``runs`` with their arms as ``shown``; they have the columns arm and algorithm.
 
     Raises UserError for two arms of one name.
     """
-    pairs = arms[["arm", "algorithm"]].astype(str).drop_duplicates("arm").to_numpy().tolist()
+    pairs = runs[["arm", "algorithm"]].drop_duplicates("arm").to_numpy().tolist()
     names = {arm: shown(arm, algorithm) for arm, algorithm in pairs}
     for arm, name in names.items():
         if alike := [other for other, its in names.items() if its == name and other != arm]:
             raise UserError(f"{visible(arm)} and {visible(alike[0])} would both be {name!r}; rename one with --names")
-    return names
-
-
-def rename(tables: Mapping[str, pd.DataFrame], arms: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return ``tables`` with their arms ``renamed``."""
-    names = renamed(arms)
-    if all(arm == name for arm, name in names.items()):
-        return dict(tables)
-    return {kind: table.assign(arm=table["arm"].astype(str).map(names)) for kind, table in tables.items()}
+    return runs.assign(arm=runs["arm"].map(names))
 
 
 def refuse_unknown(arms: pd.DataFrame) -> None:

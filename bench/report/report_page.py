@@ -1,19 +1,21 @@
-"""Tables, figures and one self-contained page from recorded runs (``archive.load``)."""
+"""Tables, figures and one self-contained page from recorded runs (``Results.load``)."""
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, dials, figures, joined, paper, tables, write
+from steadymoe.bench.report import dials, figures, folders, joined, paper, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, style
+from steadymoe.bench.report.folders import experiments
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome, run_folder
 from steadymoe.bench.runs.run_folder import Damaged
-from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, blame, processes, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible, without_formulas
@@ -21,7 +23,6 @@ from steadymoe.bench.training import samples
 
 # The most characters of samples on the page, for each experiment.
 _MAX_CHARACTERS = 100_000
-Tables = dict[str, pd.DataFrame]
 
 
 class NothingToReport(UserError):
@@ -33,43 +34,43 @@ class NothingToReport(UserError):
 
 def ended(
     results: Path, experiment: str | None, arms: Sequence[str] | None = None, lost: list[str] | None = None
-) -> dict[str, Tables]:
-    """Return the tables of ``archive.load`` of one experiment, or of each that has an ended run; of ``arms`` or all.
+) -> dict[str, Results]:
+    """Return what one experiment recorded, or each that has an ended run; of ``arms`` or all.
 
     Experiments joined by commas are one, under a name of their own (``joined``). Raises NothingToReport if no run has
-    ended, CannotDraw for an unknown arm, Damaged if an archive is damaged. Where others are left, ``lost`` gets a line
+    ended, UserError for an unknown arm, Damaged if an archive is damaged. Where others are left, ``lost`` gets a line
     for it instead.
     """
     if is_joined(experiment):
         places = joined.places(results, experiment or "")
         each = {label: ended(folder, name)[name] for label, (folder, name) in places.items()}
-        return _named({joined.name(list(each)): choose(joined.join(each), arms)})
-    names = archive.experiments(results) if experiment is None else [experiment]
-    recorded: dict[str, Tables] = {}
+        return _named({joined.name(list(each)): joined.join(each).of(arms)})
+    names = experiments(results) if experiment is None else [experiment]
+    recorded: dict[str, Results] = {}
     damages: list[Damaged] = []
     for name in names:
         try:
-            recorded[name] = archive.load(results, name, foreign=True)
+            recorded[name] = Results.load(results, name, foreign=True)
         except Damaged as error:
             damages.append(error)
     if damages and (lost is None or len(damages) == len(names)):
         raise damages[0]
     if lost is not None:
         lost += [f"left out, damaged: {visible(error)}" for error in damages]
-    recorded = {name: choose(tables, arms) for name, tables in recorded.items() if not tables["runs"].empty}
+    recorded = {name: its.of(arms) for name, its in recorded.items() if not its.runs.empty}
     if recorded:
         return _named(recorded)
-    known, damaged = [visible(name) for name in archive.experiments(results)], left_out(results, experiment)
+    known, lines = [visible(name) for name in experiments(results)], left_out(results, experiment)
     hint = "start some with: steadymoe run experiment=quickstart"
     hint = nearest(experiment or "", known, f"`ls {visible(results)}/*`") if known else hint
     where = visible(results / "runs" / (experiment or ""))
-    raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else hint}")
+    raise NothingToReport(f"no ended runs below {where}; {lines[0] if lines else hint}")
 
 
-def _named(recorded: dict[str, Tables]) -> dict[str, Tables]:
+def _named(recorded: dict[str, Results]) -> dict[str, Results]:
     """Return experiments with their arms named as the paper does. Raises UserError for a name that is not there."""
-    paper.refuse_unknown(pd.concat([tables["runs"][["arm", "algorithm"]] for tables in recorded.values()]))
-    return {name: paper.rename(tables, tables["runs"]) for name, tables in recorded.items()}
+    paper.refuse_unknown(pd.concat([its.runs[["arm", "algorithm"]] for its in recorded.values()]))
+    return {name: replace(its, runs=paper.rename(its.runs)) for name, its in recorded.items()}
 
 
 def is_joined(experiment: str | None) -> bool:
@@ -77,27 +78,14 @@ def is_joined(experiment: str | None) -> bool:
     return "," in (experiment or "")
 
 
-def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
-    """Return the tables of some arms, by name or by algorithm; None means all. Raises CannotDraw for an unknown one."""
-    if arms is None:
-        return recorded
-    names = recorded["runs"][["arm", "algorithm"]].astype(str)
-    names["shown"] = [paper.shown(*each) for each in names.to_numpy().tolist()]
-    unknown = [name for name in arms if not (names == name).any(axis=None)]
-    if unknown:
-        raise CannotDraw(f"there is no arm {unknown[0]!r}; choose from {', '.join(sorted(set(names['arm'])))}")
-    chosen = set(names.loc[names.isin(arms).any(axis=1), "arm"])
-    return {name: table[table["arm"].isin(chosen)] for name, table in recorded.items()}
-
-
 def left_out(results: Path, experiment: str | None = None) -> list[str]:
     """Return one line for each damaged run; tables and figures leave it out."""
-    places = [(results, name) for name in archive.experiments(results) if experiment in (None, name)]
+    places = [(results, name) for name in experiments(results) if experiment in (None, name)]
     if is_joined(experiment):
         places = list(joined.places(results, experiment or "").values())
-    damaged = [item for place in places for item in archive.damaged(*place).items()]
+    found = [item for place in places for item in folders.damaged(*place).items()]
     hint = "`steadymoe status` prints the command to rerun it"
-    return [f"left out, damaged: {visible(folder)} ({visible(reason)}); {hint}" for folder, reason in damaged]
+    return [f"left out, damaged: {visible(folder)} ({visible(reason)}); {hint}" for folder, reason in found]
 
 
 # Figures
@@ -118,23 +106,20 @@ def draw(
     if is_joined(experiment):
         ((name, recorded),) = ended(results, experiment, arms).items()
     else:
-        recorded = archive.load(results, name, foreign=experiment is not None)
-        if recorded["runs"].empty:
+        recorded = Results.load(results, name, foreign=experiment is not None)
+        if recorded.runs.empty:
             lack = f"{spec.id} lacks ended runs of {visible(name)} below {results / 'runs'}"
             raise CannotDraw(f"{lack}; start some: {command(spec)}")
-        recorded = _named({name: choose(recorded, arms)})[name]
+        recorded = _named({name: recorded.of(arms)})[name]
     return write.figure(results, spec.stem(name), figure_of(spec, recorded), spec.caption, formats)
 
 
-def figure_of(spec: FigureSpec, recorded: Tables, arms: Sequence[str] | None = None) -> DataFigure:
-    """Return a figure of the tables of ``archive.load``. Raises CannotDraw if they lack an arm or what it shows."""
-    if absent := [name for name in ("runs", "steps") if name not in recorded]:
-        raise CannotDraw(f"{spec.id} needs the tables of an experiment, results(...); {absent[0]} is missing")
-    data = choose(recorded, arms)
-    if missing := spec.lacks(data):
-        names = ", ".join(sorted(set(recorded["runs"]["experiment"])))
+def figure_of(spec: FigureSpec, recorded: Results) -> DataFigure:
+    """Return a figure of what was recorded. Raises CannotDraw if that lacks what the figure shows."""
+    if missing := spec.lacks(recorded):
+        names = ", ".join(sorted(set(recorded.runs["experiment"])))
         raise CannotDraw(f"{spec.id} lacks {missing} in {names}; its own experiment is: {command(spec)}")
-    return spec.figure(data)
+    return spec.figure(recorded)
 
 
 def command(spec: FigureSpec) -> str:
@@ -145,11 +130,11 @@ def command(spec: FigureSpec) -> str:
 def listing(results: Path) -> pd.DataFrame:
     """Return every figure: id, name, experiment, and whether its data are on disk or else what is missing."""
     specs = figures.every().values()
-    load = cache(partial(archive.load, results))
+    load = cache(partial(Results.load, results))
     rows = []
     for spec in specs:
         data = load(spec.experiment)
-        missing = "no ended runs" if data["steps"].empty else spec.lacks(data)
+        missing = "no ended runs" if data.runs.empty else spec.lacks(data)
         rows.append((spec.id, spec.name, spec.experiment, "yes" if missing is None else f"no: {missing}"))
     return pd.DataFrame(rows, columns=["id", "name", "experiment", "data on disk"])
 
@@ -215,18 +200,18 @@ def make(
     return Report(files, "\n".join(section["text"] for section in sections), absent + lost)
 
 
-def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Return kind → (table, caption), for the tables of ``archive.load``; a further table of a report is a row here.
+def shown_tables(recorded: Results) -> dict[str, tuple[pd.DataFrame, str]]:
+    """Return kind → (table, caption); a further table of a report is a row here.
 
     Only arms of one trainer are ranked.
     """
-    steps, runs = data["steps"], data["runs"]
-    own = archive.one_trainer({name: data[name] for name in ("steps", "runs", "evaluations")})
+    steps, runs, own = recorded.joined["steps"], recorded.runs, recorded.one_trainer()
+    of_own = own.joined["steps"]
     every = {
-        "leaderboard": (tables.leaderboard(own["steps"], own["runs"]), tables.LEADERBOARD_CAPTION),
-        "tolerance": (dials.table(own["steps"]), dials.caption()),
+        "leaderboard": (tables.leaderboard(of_own, own.runs), tables.LEADERBOARD_CAPTION),
+        "tolerance": (dials.table(of_own), dials.caption()),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
-        "head_to_head": (tables.head_to_head(own["steps"], own["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
+        "head_to_head": (tables.head_to_head(of_own, own.joined["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
     }
     return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
@@ -239,18 +224,17 @@ def _section(asked: paper.Paper, *arguments: Any) -> dict[str, Any]:
 
 
 def _written(
-    results: Path, formats: Sequence[str], arms: Sequence[str] | None, alone: bool, name: str, recorded: Tables
+    results: Path, formats: Sequence[str], arms: Sequence[str] | None, alone: bool, name: str, recorded: Results
 ) -> dict[str, Any]:
     """Write the files of one experiment; return its section of the page, its files, summary, and lacking figures."""
-    runs = listed = recorded["runs"]
+    runs = listed = recorded.runs
+    steps = recorded.joined["steps"]
     if "folder" in runs and runs["experiment"].nunique() == 1:  # the list of runs also has the runs that have not ended
-        listed = archive.runs(results, name)
-        listed = paper.rename({"runs": listed}, listed)["runs"].merge(
-            runs[["folder", *collapse.JUDGED]], how="left", on="folder"
-        )
+        listed = paper.rename(folders.read_runs(results, name))
+        listed = listed.join(runs[runs.columns.difference(listed.columns, sort=False)])
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(recorded)
-    plain = listed.drop(columns=["folder", "axes_values", "numbers", "config", "start"], errors="ignore")
+    plain = listed.drop(columns=["folder", "config", "start"], errors="ignore")
     files = write.files(results, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
     for kind, (table, caption) in shown.items():
         files += write.table(results, f"{name}-{kind}", table, caption)
@@ -279,17 +263,17 @@ def _written(
             of_page["narrow"] = style.narrow_svg(partial(spec.figure, recorded))
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
         files += written
-    mixed, found = _mixed(runs), outcome.findings_of_arms(recorded["steps"])
+    mixed, found = _mixed(runs), outcome.findings_of_arms(recorded.wide(*outcome.READ))
     warnings = [line] if (line := joined.difference(runs)) else []
     warnings += [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
     warnings += [f"{line[0].upper()}{line[1:]}." for line in found]
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
-    rates = tables.best_rates(recorded["steps"])
+    rates = tables.best_rates(steps)
     text = [visible(name), *map(visible, [*warnings, *rates]), write.to_markdown(shown["summary"][0])]
     return {
         "name": visible(name),
         "arms": arms,
-        "sentences": [*said, *rates, *tables.knowledge_lost(recorded["steps"])],
+        "sentences": [*said, *rates, *tables.knowledge_lost(steps)],
         "lead": lead,
         "first": first,
         "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,
@@ -305,7 +289,7 @@ def _written(
 
 def _settings(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the values of each setting that occur in the runs."""
-    keys = ["task", "model", "engine", "routing", "correction", "optimizer", "steps", *archive.NUMBERS, "seed"]
+    keys = ["task", "model", "engine", "routing", "correction", "optimizer", *folders.NUMBERS, "seed"]
     values = {key.replace("_", " "): ", ".join(map(str, sorted(runs[key].dropna().unique().tolist()))) for key in keys}
     return pd.DataFrame(values.items(), columns=["setting", "values"])
 
@@ -358,14 +342,14 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
     Raises NothingToReport if no run of the experiment has ended, or if the archive alone is left of the runs.
     """
-    names = [name for name in archive.experiments(results) if experiment in (None, name)]
-    runs = [found for name in names if len(found := archive.ended_runs(results, name))]
+    names = [name for name in experiments(results) if experiment in (None, name)]
+    runs = [found for name in names if len(found := folders.ended_runs(results, name))]
     if not runs:
         ended(results, experiment)
         raise NothingToReport(f"{results / 'data'} holds archived tables without their runs, which cannot be exported")
-    tidy = archive.tidy(pd.concat(runs, ignore_index=True))
+    parts = folders.tidy(pd.concat(runs, ignore_index=True).rename_axis("run"))
     path = regular_files.folder(results, "tables") / f"{experiment or 'all'}-tidy.{suffix}"
-    atomic_files.write(path, partial(write.pieces, suffix=suffix, parts=tidy))
+    atomic_files.write(path, partial(write.pieces, suffix=suffix, parts=parts))
     return path
 
 
@@ -375,6 +359,6 @@ def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
     Raises NothingToReport as ``make`` does, and UserError, before anything is written, if an archive would lose a run.
     """
     recorded = ended(results, experiment)
-    for name, data in recorded.items():
-        archive.refuse_to_lose(data["runs"], name, to)
-    return [path for name, data in recorded.items() for path in archive.keep(data, name, to)]
+    for name, its in recorded.items():
+        its.refuse_to_lose(name, to)
+    return [path for name, its in recorded.items() for path in its.keep(name, to)]

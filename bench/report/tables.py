@@ -1,4 +1,4 @@
-"""Tables over seeds from the tables of ``archive.load``: summary, leaderboard, head to head, models, headline."""
+"""Tables over seeds of ``Results``: summary, leaderboard, head to head, models, headline."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -57,10 +57,10 @@ COLLAPSED = (
     "Collapsed: runs that collapsed or met a number that is not finite (– if the runs are too short for the rule)."
 )
 # What a choice is called that does nothing.
-OFF = {"off", "none", "exact", "adamw"}
+OFF = {"off", "exact", "adamw"}
 # Axes that the long tables have as columns, and those that follow from them, as an arm's name has them.
-_WITH_COLUMN = {"routing", "correction", "engine", "optimizer", "strength", "updates_per_rollout", "steps", "every"}
-_WITH_COLUMN |= {"prompts", "responses", "learning_rate", "optimizer.learning_rate"}
+_WITH_COLUMN = {"routing", "correction", "engine", "optimizer", "strength", "updates_per_rollout", "minibatch_prompts"}
+_WITH_COLUMN |= {"responses", "learning_rate", "optimizer.learning_rate"}
 _WITH_COLUMN |= {"num_hidden_layers", "num_experts"}
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
@@ -283,7 +283,7 @@ HEAD_TO_HEAD_CAPTION = (
 def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Return one row per arm except the best arm, the highest final reward first; empty for a single arm.
 
-    ``steps`` and ``evaluations`` are the tables of ``archive.load`` for one experiment.
+    ``steps`` and ``evaluations`` are those of ``Results.joined``.
     """
     paired = by_start(steps)
     rewards = final_rewards(paired)

@@ -29,8 +29,8 @@ _CONTROL = "grpo_unclipped"
 # from R3 (1.2 to 2.3), as it leaves little of the routers' choice.
 _MAX_KL_FACTOR, _ROUNDING = 2.0, 1e-6
 _KL = ("replay_kl", "replay_kl_free", "replay_kl_shifted")
-# The columns that ``findings`` reads.
-_READ = ("reward", "grad_norm", "replay_share", *_KL)
+# The metrics that ``findings`` reads.
+READ = ("reward", "grad_norm", "replay_share", *_KL)
 
 
 def lines(runs: Sequence[compose.Run], states: Mapping[Path, run_folder.State]) -> list[str]:
@@ -98,14 +98,11 @@ def silent(steps: "pd.DataFrame") -> str | None:
     return ", ".join(why[name] for name in zero) or None
 
 
-def findings_of_arms(steps: "pd.DataFrame") -> list[str]:
-    """``findings`` for every run of the long ``steps`` of ``archive``: one line for each arm and reason."""
-    metrics = steps[steps["metric"].isin(_READ)]
+def findings_of_arms(wide: "pd.DataFrame") -> list[str]:
+    """``findings`` for every run of ``Results.wide(*READ)``: one line for each arm and reason."""
     seeds: dict[tuple[str, str, str], list[str]] = {}
-    keys = ["arm", "seed", "step"]
-    wide = metrics.pivot_table(index=keys, columns="metric", values="value", observed=True).reindex(columns=list(_READ))
-    runs = dict(iter(wide.groupby(level=keys[:2], observed=True)))
-    for arm, seed in metrics[keys[:2]].drop_duplicates().itertuples(index=False):
-        for problem, why in findings(runs[arm, seed]).items():
-            seeds.setdefault((problem, str(arm), why), []).append(str(seed))
-    return [f"{problem}: {arm} (seed {', '.join(of)}): {why}" for (problem, arm, why), of in seeds.items()]
+    for _, steps in wide.groupby("run"):
+        arm, seed = steps[["arm", "seed"]].iloc[0]
+        for finding, why in findings(steps).items():
+            seeds.setdefault((finding, str(arm), why), []).append(str(seed))
+    return [f"{finding}: {arm} (seed {', '.join(found)}): {why}" for (finding, arm, why), found in seeds.items()]

@@ -13,7 +13,8 @@ import pandas as pd
 
 from steadymoe.bench.check import command as check
 from steadymoe.bench.check import properties
-from steadymoe.bench.report import archive, write
+from steadymoe.bench.report import write
+from steadymoe.bench.report.folders import ended_runs
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.runs import compose, dry, identity, run_folder
 from steadymoe.bench.runs.compose import ConfigError, Run
@@ -284,7 +285,7 @@ def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool, path:
 
 def _record(own: Arm, found: pd.DataFrame, label: str) -> None:
     """Append the outcomes of a loss and of GRPO to the recorded ones, with what is known of the loss's runs."""
-    ran = archive.ended_runs(_RESULTS, RATE.experiment)
+    ran = ended_runs(_RESULTS, RATE.experiment)
     last = ran[ran["algorithm"] == own.name].iloc[-1]
     facts = {key: str(last[key]) for key in ("machine", "revision", "versions")}
     facts |= {"date": str(run_folder.known(Path(last["folder"]))["started"])[:10], "label": label}

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.report import archive, dials
+from steadymoe.bench.report import dials
+from steadymoe.bench.report.folders import ended_runs
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, SHUFFLED, Dial
 from steadymoe.bench.statistics.comparisons import holm, is_decided
@@ -46,14 +48,18 @@ class Score:
 def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
     """Return the outcomes (``standard.COLUMNS``) of those of ``runs`` that have ended, under the label ``loss``."""
     folders = {str(run.folder) for run in runs}
-    ended = archive.ended_runs(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
+    ended = ended_runs(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
     own = ended[ended["origin"] == ""]  # another trainer's run is not the suite's, wherever it lies
     ours = own[own["folder"].map(lambda folder: str(Path(folder).absolute()) in folders).astype(bool)]
-    return of_steps(archive.steps(ours), dial, loss) if len(ours) else pd.DataFrame(columns=list(COLUMNS))
+    return (
+        of_steps(Results.of_folders(ours).joined["steps"], dial, loss)
+        if len(ours)
+        else pd.DataFrame(columns=list(COLUMNS))
+    )
 
 
 def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
-    """Return the outcomes of one loss from the table ``steps`` of ``archive.load``."""
+    """Return the outcomes of one loss from ``Results.joined["steps"]``."""
     steps = steps.assign(rate=steps["learning_rate"], turned=steps[dial.column].astype(float))
     rows = dials.ends(steps, ["algorithm", "rate", "turned", "seed"]).rename(columns={"turned": "value"})
     return rows.assign(dial=dial.name, loss=loss)[list(COLUMNS)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report.archive import NUMBERS
+from steadymoe.bench.report.folders import NUMBERS
 from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.statistics.tolerance import REFERENCE
@@ -97,8 +97,7 @@ def refuse_other_settings(dial: Dial, runs: Sequence[Run]) -> None:
 
 def value_of(dial: Dial, run: Run) -> float:
     """Return the value of the dial in a planned run."""
-    fields = NUMBERS | {"strength": "engine.strength"}
-    return float(identity.flatten(run.plain)[fields[dial.column]])
+    return float(identity.flatten(run.plain)[NUMBERS[dial.column]])
 
 
 def changed_setting(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:

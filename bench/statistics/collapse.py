@@ -152,22 +152,22 @@ def _streaks(seen: np.ndarray) -> np.ndarray:
 def judged(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Judge every run again: ``runs`` with the columns collapsed_step, collapsed_reason, judged_until, falling_since.
 
-    ``runs`` and ``steps`` are the tables of ``archive``. Each run is judged by the numbers of its own config (its
-    column ``collapse_rule``). The event *not finite* is taken from the run's record, because archived tables drop
+    ``runs`` and ``steps`` are those of ``Results``. Each run is judged by the numbers of its own config (its
+    column ``collapse_rule``). The event *not finite* is taken from the run's record, because long tables drop
     numbers that are not finite.
     """
     import numpy as np
     import pandas as pd
 
     chosen = steps[steps["metric"].isin(FINITE)]
-    wide = chosen.pivot_table("value", ["arm", "seed", "step"], "metric", aggfunc="first", observed=True)
+    wide = chosen.pivot(index=["run", "step"], columns="metric", values="value")
     # A metric that was not archived cannot break a rule.
-    wide = wide.reindex(columns=list(FINITE)).groupby(level=["arm", "seed"]).ffill().fillna(1.0)
+    wide = wide.reindex(columns=list(FINITE)).groupby(level="run").ffill().fillna(1.0)
     number, finite = wide.index.get_level_values("step").to_numpy(), wide.to_numpy(float, copy=True)
-    places = wide.groupby(level=["arm", "seed"]).indices
+    places = wide.groupby(level="run").indices
     rows = []
-    for run in runs.to_dict("records"):
-        its = places.get((run["arm"], run["seed"]), np.empty(0, int))
+    for name, run in zip(runs.index, runs.to_dict("records"), strict=True):
+        its = places.get(name, np.empty(0, int))
         if run.get("diverged_reason") == "not finite":
             finite[its[number[its] == run["diverged_step"]], FINITE.index("reward")] = np.nan
         rule = Rule.from_text(run["collapse_rule"])

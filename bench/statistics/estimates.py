@@ -204,8 +204,8 @@ def curves(
 ) -> pd.DataFrame:
     """Return the mean over seeds of one metric at every step of every arm: arm, step, mean, low, high, n.
 
-    ``steps`` is ``archive.steps``. Each seed's curve is first averaged over the last ``window`` steps. With ``log``
-    both averages are geometric. ``bounds``: see ``over_seeds``. An arm's n falls where seeds ended early.
+    ``steps`` is ``Results.joined["steps"]``. Each seed's curve is first averaged over the last ``window`` steps.
+    With ``log`` both averages are geometric. ``bounds``: see ``over_seeds``. An arm's n falls where seeds ended early.
     """
     chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].sort_values("step", kind="stable")
     if log:

@@ -10,10 +10,11 @@ without reading a reward. For a new setting:
         optimizer.learning_rate=1e-6,4e-6,1.6e-5 experiment_name=controls
 
     >>> from steadymoe import bench
-    >>> gates.learns(*(gates.ends(bench.results(name)["steps"]) for name in ("NAME", "controls")))
+    >>> wide = [bench.results(name).wide("eval_accuracy", "eval_greedy") for name in ("NAME", "controls")]
+    >>> gates.learns(*map(gates.ends, wide))
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -38,13 +39,11 @@ class Learning(NamedTuple):
         return self.greedy_gain >= LEAST_GAIN and self.share <= MOST_SHARE
 
 
-def ends(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each run of ``results()["steps"]``: its arm, its seed, and how it starts and ends."""
-    kept = steps[steps["metric"].isin(["eval_accuracy", "eval_greedy"])].sort_values("step")
-    wide = kept.groupby(["arm", "seed", "metric"], observed=True)["value"].agg(["first", "last"]).unstack()
-    names: dict[Any, str] = {("first", "eval_accuracy"): "start", ("first", "eval_greedy"): "start_greedy"}
-    names |= {("last", "eval_accuracy"): "sampled", ("last", "eval_greedy"): "greedy"}
-    return wide.set_axis([names[column] for column in wide], axis=1).reset_index()
+def ends(wide: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each run of ``results().wide("eval_accuracy", "eval_greedy")``: how it starts and ends."""
+    runs = wide.groupby(["arm", "seed"])[["eval_accuracy", "eval_greedy"]]
+    first = runs.first().set_axis(["start", "start_greedy"], axis=1)
+    return first.join(runs.last().set_axis(["sampled", "greedy"], axis=1)).reset_index()
 
 
 def learns(grpo: pd.DataFrame, controls: pd.DataFrame) -> Learning:
@@ -55,4 +54,4 @@ def learns(grpo: pd.DataFrame, controls: pd.DataFrame) -> Learning:
 
 def _gains(table: pd.DataFrame) -> pd.DataFrame:
     gains = table.assign(gain=table["sampled"] - table["start"], greedy_gain=table["greedy"] - table["start_greedy"])
-    return gains.groupby("arm", observed=True)[["gain", "greedy_gain"]].mean()
+    return gains.groupby("arm")[["gain", "greedy_gain"]].mean()

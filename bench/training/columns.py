@@ -2,7 +2,7 @@
 
 A new column is a line here and the line that computes it. From the line here follow the type on disk (``record``), the
 list in docs/metrics.md of those that archives keep (``docs/generate.py``), how a step reduces its updates
-(``token_metrics.of_step``), what archives keep (``archive``), the bounds of intervals, labels of figures and tables.
+(``token_metrics.of_step``), what archives keep, the bounds of intervals, labels of figures and tables.
 
 Timing columns end in ``_seconds`` or ``_per_second``; with ``threads=1`` they alone differ between two runs of one
 config."""

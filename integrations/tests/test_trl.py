@@ -37,7 +37,8 @@ from trl_runs import (
 from steadymoe.algorithms import Batch, load, names
 from steadymoe.algorithms.corrections import TruncatedIS, Uncorrected
 from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.report import archive, report_page
+from steadymoe.bench.report import report_page
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import record
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training.forward import Extras, forward
@@ -269,8 +270,8 @@ def test_documented_script_trains_with_every_documented_command(tmp_path: Path) 
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path}
         done = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert not done.returncode, done.stderr
-    runs = archive.load(tmp_path / "results", "trl_micro", foreign=True)["runs"]
+    runs = Results.load(tmp_path / "results", "trl_micro", foreign=True).runs
     axes = ["processes=1", "processes=2", "processes=2,sharded=experts", "processes=2,sharded=fsdp2"]
     assert set(runs["axes"]) == {f"engine=transformers,{each},trainer=trl" for each in axes}
     assert set(runs["status"]) == {"finished"}
-    assert archive.load(tmp_path / "results", "trl_micro")["runs"].empty  # what scores and boards read
+    assert Results.load(tmp_path / "results", "trl_micro").runs.empty  # what scores and boards read

@@ -1,7 +1,7 @@
 """The run folder of another trainer: its facts, its place, and its rows while the trainer trains.
 
 Such a run has an ``origin``, "trl 1.16.0". ``steadymoe status``, ``report`` and exports include it; scores and boards
-leave it out (``archive.load``).
+leave it out (``Results.load``).
 """
 
 from collections.abc import Mapping

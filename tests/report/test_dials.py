@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from small_figures import results_of
 
 from steadymoe.bench.report import dials
 from steadymoe.bench.report.figures import find
@@ -14,7 +15,7 @@ OCTAVES = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
 FIXED = {
     **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "none"},
     **{"optimizer": "adamw"},
-    **{"moe_layers": 4, "experts": 32, "prompts": 256, "responses": 8},
+    **{"moe_layers": 4, "experts": 32, "minibatch_prompts": 4, "responses": 8},
 }
 
 
@@ -125,8 +126,8 @@ def test_missing_data_is_named() -> None:
 def test_the_figure_notes_curves_and_crossings() -> None:
     (spec,) = find(["tolerance"])
     runs = sweep()
-    assert spec.lacks({"steps": runs}) is None
-    figure = spec.figure({"steps": runs})
+    assert spec.lacks(results_of(runs)) is None
+    figure = spec.figure(results_of(runs))
     assert len({axis.get_ylim() for axis in figure.axes}) == 1, "sampled and greedy are compared by height"
     numbers = figure.numbers
     curve = numbers[(numbers["series"] == "gspo") & (numbers["panel"] == "held-out accuracy")]
@@ -140,9 +141,9 @@ def test_the_figure_notes_curves_and_crossings() -> None:
 def test_settings_are_drawn_side_by_side() -> None:
     (spec,) = find(["carry_over"])
     alone, joined = sweep(), pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third", seeds=3)])
-    assert "known multiples of a loss in 2 settings" in str(spec.lacks({"steps": alone}))
-    assert spec.lacks({"steps": joined}) is None
-    figure = spec.figure({"steps": joined})
+    assert "known multiples of a loss in 2 settings" in str(spec.lacks(results_of(alone)))
+    assert spec.lacks(results_of(joined)) is None
+    figure = spec.figure(results_of(joined))
     numbers = figure.numbers.set_index(["panel", "series"])
     multiples = numbers.loc["multiple", "mean"]
     assert multiples["gspo, other"] == pytest.approx(2, rel=0.05)
@@ -158,11 +159,11 @@ def test_settings_are_drawn_side_by_side() -> None:
     third = joined[joined["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
     third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
     third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03  # a little more than without a clip
-    caption = spec.figure({"steps": pd.concat([joined, third])}).caption
+    caption = spec.figure(results_of(pd.concat([joined, third]))).caption
     assert "4 losses of all settings" in caption
     assert "is 1.00 for the multiples" in caption  # without an interval: one setting has three seeds
     of_five = pd.concat([joined, third])[lambda steps: steps["experiment"] != "third"]
-    assert "is 1.00 [" in spec.figure({"steps": of_five}).caption
+    assert "is 1.00 [" in spec.figure(results_of(of_five)).caption
 
 
 def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
@@ -191,7 +192,7 @@ def test_few_seeds_have_a_rank_correlation_without_an_interval(seeds: int) -> No
     third = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
     third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03
     third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
-    assert "is 1.00 for the multiples" in spec.figure({"steps": pd.concat([steps, third])}).caption
+    assert "is 1.00 for the multiples" in spec.figure(results_of(pd.concat([steps, third]))).caption
 
 
 def test_setting_without_grpo_is_dropped_and_unshared_seeds_have_no_tau() -> None:
@@ -201,17 +202,17 @@ def test_setting_without_grpo_is_dropped_and_unshared_seeds_have_no_tau() -> Non
     third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
     steps = pd.concat([steps, third])
     without = steps[(steps["experiment"] != "third") | (steps["algorithm"] != "grpo")]
-    assert "4 losses of all settings" in spec.figure({"steps": without}).caption
+    assert "4 losses of all settings" in spec.figure(results_of(without)).caption
     is_early = steps["seed"] < 2
     apart = steps[np.where(steps["algorithm"] == "gspo", is_early, ~is_early | (steps["algorithm"] == "grpo"))]
-    assert "is unknown for the multiples" in spec.figure({"steps": apart}).caption
+    assert "is unknown for the multiples" in spec.figure(results_of(apart)).caption
 
 
 def test_ratio_beyond_the_grid_has_an_open_mark() -> None:
     (spec,) = find(["carry_over"])
     cut = pd.concat([sweep(), sweep(experiment="other")])
     beyond = (cut["algorithm"] == "gspo") & (cut["learning_rate"] > 2e-4) & (cut["experiment"] == "other")
-    figure = spec.figure({"steps": cut[~beyond]})
+    figure = spec.figure(results_of(cut[~beyond]))
     bound = figure.numbers.set_index(["panel", "series"]).loc[("multiple", "gspo, other")]
     assert bound["high"] == np.inf
     marks = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
@@ -259,5 +260,5 @@ def test_best_value_is_of_the_seeds_that_ran_everywhere() -> None:
 def test_numbers_of_the_figure_name_their_setting() -> None:
     (spec,) = find(["tolerance"])
     both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
-    numbers = spec.figure({"steps": both}).numbers
+    numbers = spec.figure(results_of(both)).numbers
     assert not numbers.duplicated(["panel", "series", "x"]).any()

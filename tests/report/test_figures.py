@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from small_figures import arms, data, long_table, said, shown
+from small_figures import arms, data, long_table, results_of, said, shown
 
 from steadymoe import conf
 from steadymoe.bench.report import figures, tables, write
@@ -103,7 +103,7 @@ def test_a_metric_that_no_run_recorded_has_no_panel() -> None:
 
 def stale(grow: bool) -> list[dict[str, object]]:
     made = arms(algorithm=["grpo", "gspo", "vespo"], updates_per_rollout=[4, 8])
-    return [each | {"prompts": 4 * each["updates_per_rollout"] if grow else 32} for each in made]  # type: ignore[operator]
+    return [each | {"minibatch_prompts": 4 if grow else 32 // each["updates_per_rollout"]} for each in made]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("grow", [True, False])
@@ -118,7 +118,7 @@ def test_staleness_grid_has_a_panel_per_method_and_a_line_per_staleness(grow: bo
             np.testing.assert_allclose(line.get_ydata(), [0.1 * updates] * 2)
     design = "Mini-batch fixed at 4 prompts" if grow else "Rollout fixed at 32 prompts"
     assert design in said(figure)
-    neither = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "prompts": [8, 16, 16]})
+    neither = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "minibatch_prompts": [4, 4, 2]})
     assert "Neither" in style.design(neither)
     assert style.design(neither[:1]) == ""
     assert len({line.get_color() for line in figure.axes[0].lines}) == 2
@@ -146,7 +146,7 @@ def test_distributions_are_shares_of_all_counts() -> None:
 
 def test_drift_is_drawn_against_each_varying_axis() -> None:
     grid = arms(updates_per_rollout=[2, 4, 8], learning_rate=[1e-4, 2e-4, 4e-4], moe_layers=[2, 4, 8])
-    grid = [each | {"prompts": 4 * each["updates_per_rollout"]} for each in grid]  # type: ignore[operator]
+    grid = [each | {"minibatch_prompts": 4} for each in grid]  # type: ignore[operator]
 
     def rate(arm: dict[str, float], seed: int) -> float:
         return arm["updates_per_rollout"] * arm["learning_rate"] * arm["moe_layers"]
@@ -328,14 +328,13 @@ def test_attribution_at_one_depth_is_drawn_against_experts() -> None:
 
 
 def test_figure_says_what_it_lacks_and_unknown_names_get_a_hint() -> None:
-    steps = long_table({"reward": reward}, COMPARED)
-    found = {"steps": steps, "histograms": pd.DataFrame()}
+    found = results_of(long_table({"reward": reward}, COMPARED))
     assert FIGURES["fig14"].lacks(found) == "runs with 2 values of strength"
     assert FIGURES["fig02"].lacks(found) == "runs that record clip_fraction"
     assert FIGURES["fig08"].lacks(found) == "the table histograms"
     assert FIGURES["fig01"].lacks(found) is None
     many = long_table({"reward": reward}, arms(algorithm=[f"a{k}" for k in range(9)]))
-    assert FIGURES["overview"].lacks({"steps": many}) is None
+    assert FIGURES["overview"].lacks(results_of(many)) is None
     with pytest.raises(figures.CannotDraw, match=r"did you mean .*clip_fraction"):
         figures.find(["clip_fractoin"])
     assert [each.id for each in figures.find(["fig05", "clip_fraction"])] == ["fig05", "fig02"]

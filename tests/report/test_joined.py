@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,46 +10,48 @@ import pytest
 from fixtures import RECORDED, Said
 
 from steadymoe.bench import results
-from steadymoe.bench.report import archive, joined, report_page
+from steadymoe.bench.report import joined, report_page
 from steadymoe.bench.report.figures import FIGURES
+from steadymoe.bench.report.results import Results, bind
 from steadymoe.bench.runs import identity
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two archives of the recorded runs: ``base``, and ``mine`` without gspo."""
-    tables = archive.load(RECORDED, "small")
-    archive.keep(tables, "base", tmp_path)
-    archive.keep(report_page.choose(tables, ["grpo", "reinforce"]), "mine", tmp_path)
+    whole = Results.load(RECORDED, "small")
+    whole.keep("base", tmp_path)
+    whole.of(["grpo", "reinforce"]).keep("mine", tmp_path)
     return tmp_path
 
 
 def test_shared_arms_are_named_by_experiment(folder: Path) -> None:
-    tables = results("base,mine", folder)
+    together = results("base,mine", folder)
     both = {f"{arm} ({name})" for arm in ("grpo", "reinforce") for name in ("base", "mine")}
-    assert set(tables["runs"]["arm"]) == {"gspo", *both}
-    for name, table in tables.items():
-        one, other = (archive.load(folder, each)[name] for each in ("base", "mine"))
-        assert len(table) == len(one) + len(other)
-        assert name not in archive._UNIQUE or not table.duplicated(archive._UNIQUE[name]).any()
-    assert joined.difference(tables["runs"]) == ""
+    assert set(together.runs["arm"]) == {"gspo", *both}
+    assert together.runs.index.is_unique
+    for label in ("base", "mine"):
+        alone, ours = Results.load(folder, label), together.where(together.runs["experiment"] == label)
+        for name, table in alone.joined.items():
+            moved = ours.joined[name].reset_index(drop=True)
+            same = [column for column in table if column not in ("run", "arm", "experiment")]
+            pd.testing.assert_frame_equal(moved[same], table[same])
+            assert (moved["run"].map(ours.runs["seed"]) == table["seed"]).all()
+    assert joined.difference(together.runs) == ""
 
 
 def test_seeds_of_one_config_form_one_arm(folder: Path) -> None:
-    base = archive.load(folder, "base")
-    halves = {name: {kind: table[keep(table)] for kind, table in base.items()} for name, keep in HALVES.items()}
-    tables = joined.join(halves)
-    assert set(tables["runs"]["arm"]) == {"grpo", "gspo", "reinforce"}
-    assert tables["runs"].groupby("arm")["seed"].apply(sorted).tolist() == [[0, 1, 2]] * 3
-    changed = halves["later"]["runs"].assign(config_without_seed="another")
-    assert "grpo (later)" in set(joined.join(halves | {"later": halves["later"] | {"runs": changed}})["runs"]["arm"])
-
-
-HALVES = {"first": lambda table: table["seed"] == 0, "later": lambda table: table["seed"] > 0}
+    base = Results.load(folder, "base")
+    first, later = (base.where(is_kept) for is_kept in (base.runs["seed"] == 0, base.runs["seed"] > 0))
+    runs = joined.join({"first": first, "later": later}).runs
+    assert set(runs["arm"]) == {"grpo", "gspo", "reinforce"}
+    assert runs.groupby("arm")["seed"].apply(sorted).tolist() == [[0, 1, 2]] * 3
+    changed = replace(later, runs=later.runs.assign(config_without_seed="another"))
+    assert "grpo (later)" in set(joined.join({"first": first, "later": changed}).runs["arm"])
 
 
 def test_differing_settings_are_named_without_algorithms() -> None:
-    runs = archive.load(RECORDED, "small")["runs"]
+    runs = Results.load(RECORDED, "small").runs
     config = json.loads(runs["config"].iloc[0])
     config["updates_per_rollout"] = 64
     config["task"]["modulus"] = 99
@@ -66,8 +69,8 @@ def test_differing_settings_are_named_without_algorithms() -> None:
 def test_joined_report_starts_with_the_difference(folder: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])  # for time
     runs = pd.read_parquet(folder / "data" / "mine" / "runs.parquet").assign(task="other")
-    runs.to_parquet(folder / "data" / "mine" / "runs.parquet")
-    archive.bind(folder / "data" / "mine")
+    runs.to_parquet(folder / "data" / "mine" / "runs.parquet", index=False)
+    bind(folder / "data" / "mine")
     words = ["--results", str(folder), "--experiment", "base,mine", "--format", "svg"]
     told = ran("report", *words)
     line = next(line for line in told.splitlines() if "differ in more than" in line)

@@ -14,16 +14,17 @@ from PIL import Image
 from small_figures import NAMES, arms, data, long_table
 
 from steadymoe import conf
-from steadymoe.bench.report import archive, paper, report_page
+from steadymoe.bench.report import paper, report_page
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, style
 from steadymoe.bench.report.paper import Paper
+from steadymoe.bench.report.results import Results
 
 SHEET = "font.size: 10\nlines.linewidth: 3\naxes.grid: False\naxes.prop_cycle: cycler('color', ['112233', '445566'])\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    archive.keep(archive.load(RECORDED, "small"), "small", tmp_path)
+    Results.load(RECORDED, "small").keep("small", tmp_path)
     return tmp_path
 
 
@@ -64,9 +65,9 @@ def test_names_come_from_papers_the_user_or_the_command_line(folder: Path, ran: 
     assert series() == ["gspo"]
     drawn("--arms", "GSPO")
     assert series() == ["GSPO"]
-    kept = archive.load(folder, "small")["runs"]
+    kept = Results.load(folder, "small").runs
     ran("report", "--results", str(folder), "--keep", str(folder / "again"))
-    assert archive.load(folder / "again", "small")["runs"]["arm"].tolist() == kept["arm"].tolist()
+    assert Results.load(folder / "again", "small").runs["arm"].tolist() == kept["arm"].tolist()
 
 
 def test_algorithm_names_are_unique() -> None:
@@ -84,7 +85,7 @@ def test_renaming_does_not_change_the_look() -> None:
         plain = looks.of_lines(table)
         full = {"grpo routing=r2": "GRPO + R2"}
         with paper.used(Paper(names=paper.published() | full)):
-            renamed = paper.rename({"steps": table}, table)["steps"]
+            renamed = paper.rename(table)
             named = looks.of_lines(renamed)
             algorithms = dict(zip(renamed["arm"], renamed["algorithm"], strict=True))
             back = {paper.recorded(name, algorithms[name]): look for name, look in named.items()}
@@ -177,7 +178,7 @@ def test_overview_stacks_its_panels_on_a_narrow_screen(folder: Path, monkeypatch
     assert len(re.findall(r'<source media="\(max-width: 40rem\)" srcset="data:image/svg', page)) == 1
     assert "Mean over seeds" in page  # the caption is on the page, as it is in no image
     with paper.used(Paper(columns=1, stacked=True)):
-        figure = FIGURES["overview"].figure(archive.load(RECORDED, "small"))
+        figure = FIGURES["overview"].figure(Results.load(RECORDED, "small"))
     figure.draw_without_rendering()
     boxes = [axis.get_window_extent() for axis in figure.axes]
     assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))

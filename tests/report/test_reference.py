@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 from committed import assert_same
 
-from steadymoe.bench.report import archive, report_page, write
+from steadymoe.bench.report import folders, report_page, write
+from steadymoe.bench.report.results import Results
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
-KEPT = archive.experiments(REFERENCE)
+KEPT = folders.experiments(REFERENCE)
 
 
 @pytest.mark.parametrize("experiment", KEPT)
 def test_kept_tables_match_the_data(experiment: str, tmp_path: Path) -> None:
-    data = archive.load(REFERENCE, experiment)
+    data = Results.load(REFERENCE, experiment)
     for kind, (table, caption) in report_page.shown_tables(data).items():
         write.table(tmp_path, f"{experiment}-{kind}", table, caption)
     for spec in report_page.figures_of(experiment):

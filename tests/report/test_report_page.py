@@ -15,23 +15,29 @@ import pytest
 from fixtures import RECORDED, on_path, tutorial, write_all
 from small_runs import finished
 
-from steadymoe.bench.report import archive, figures, report_page, tables, write
+from steadymoe.bench.report import figures, folders, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import identity, record, run_folder
 from steadymoe.bench.statistics import collapse, estimates
 from steadymoe.bench.support import external
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training import samples
 
 
 @pytest.fixture(scope="module")
-def runs() -> pd.DataFrame:
-    found = archive.runs(RECORDED, "small")
-    return collapse.judged(found, archive.steps(found))
+def data() -> Results:
+    return Results.load(RECORDED, "small")
 
 
 @pytest.fixture(scope="module")
-def steps(runs: pd.DataFrame) -> pd.DataFrame:
-    return archive.steps(runs)
+def runs(data: Results) -> pd.DataFrame:
+    return data.runs
+
+
+@pytest.fixture(scope="module")
+def steps(data: Results) -> pd.DataFrame:
+    return data.joined["steps"]
 
 
 def test_the_long_table_holds_every_recorded_number_once(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
@@ -47,17 +53,18 @@ def test_the_long_table_holds_every_recorded_number_once(runs: pd.DataFrame, ste
 
 
 def test_arms_are_named_by_what_differs() -> None:
-    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=archive.ARM_KEYS)
+    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=folders.ARM_KEYS)
     shared = {"cold_start.noise": 0.3}
-    frame["axes_values"] = [shared, shared | {"optimizer.learning_rate": 0.1, "routing": "r2"}]
-    frame["numbers"] = [{"optimizer.learning_rate": 0.3, "steps": 9}, {"optimizer.learning_rate": 0.1, "steps": 9}]
+    axes = [shared, shared | {"optimizer.learning_rate": 0.1, "routing": "r2"}]
+    numbers = [{"optimizer.learning_rate": 0.3, "steps": 9}, {"optimizer.learning_rate": 0.1, "steps": 9}]
     # The usual number is named beside another one; a choice that is off is not.
-    assert archive.name_arms(frame).tolist() == ["grpo learning_rate=0.3", "grpo learning_rate=0.1 routing=r2"]
+    named = folders.name_arms(frame, axes, numbers)
+    assert named == ["grpo learning_rate=0.3", "grpo learning_rate=0.1 routing=r2"]
     frame["model"] = ["tiny", "deep"]
     both = ["grpo tiny learning_rate=0.3", "grpo deep learning_rate=0.1 routing=r2"]
-    assert archive.name_arms(frame).tolist() == both
+    assert folders.name_arms(frame, axes, numbers) == both
     factors = [{"optimizer.router_factor": factor, "cold_start.router_factor": 1 - factor} for factor in (0.1, 1.0)]
-    named = archive.name_arms(frame.assign(axes_values=factors, numbers=[{}, {}], model="tiny"))
+    named = folders.name_arms(frame.assign(model="tiny"), factors, [{}, {}])
     assert named[0] == "grpo cold_start.router_factor=0.9 optimizer.router_factor=0.1"
 
 
@@ -69,9 +76,9 @@ def test_paths_and_hashes_are_short_in_the_names_of_arms() -> None:
     assert identity.shortener(alike)(alike[0]) == "x/start"
     assert identity.shortener([])("start.safetensors") == "start.safetensors"  # no path
     assert identity.shortener([one])(4e-4) == "0.0004"
-    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=archive.ARM_KEYS)
-    frame["axes_values"], frame["numbers"] = [{"cold_start.path": one}, {"cold_start.path": other}], [{}, {}]
-    assert archive.name_arms(frame).tolist() == ["grpo path=01234567", "grpo path=fedcba98"]
+    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=folders.ARM_KEYS)
+    axes = [{"cold_start.path": one}, {"cold_start.path": other}]
+    assert folders.name_arms(frame, axes, [{}, {}]) == ["grpo path=01234567", "grpo path=fedcba98"]
 
 
 def curve_table(values: dict[int, list[float]], metric: str = "reward") -> pd.DataFrame:
@@ -116,11 +123,6 @@ def test_summary_matches_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> No
 DRAWN = ["overview", "fig01", "fig02"]  # what runs of three algorithms have the data for
 
 
-@pytest.fixture(scope="module")
-def data() -> dict[str, pd.DataFrame]:
-    return archive.load(RECORDED, "small")
-
-
 def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
     accuracy = steps[steps["metric"] == "eval_accuracy"]
     assert (accuracy.groupby(["arm", "seed"])["step"].min() == 0).all()
@@ -128,20 +130,20 @@ def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.D
     evaluations = record.read_table(Path(first["folder"]), "evaluations")
     ours = accuracy[(accuracy["arm"] == first["arm"]) & (accuracy["seed"] == first["seed"]) & (accuracy["step"] == 0)]
     np.testing.assert_allclose(ours["value"], evaluations.loc[evaluations["step"] == 0, "score"].mean())
-    figure = FIGURES["fig01"].figure(archive.load(RECORDED, "small"))
+    figure = FIGURES["fig01"].figure(Results.load(RECORDED, "small"))
     held_out = figure.numbers[figure.numbers["panel"] == "held-out accuracy"]
     assert (held_out.groupby("series")["x"].min() == 0).all()  # nothing is spent before the first step
 
 
-def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: dict[str, pd.DataFrame]) -> None:
-    counts = data["histograms"]
+def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: Results) -> None:
+    counts = data.joined["histograms"]
     first = runs.iloc[0]
     recorded = record.read_table(Path(first["folder"]), "steps")["token_ratio_histogram"]
     ours = counts[(counts["arm"] == first["arm"]) & (counts["seed"] == first["seed"])]
     chosen = ours[ours["metric"] == "token_ratio_histogram"].sort_values("bin")
     assert chosen["count"].tolist() == np.sum(recorded.tolist(), axis=0).tolist()
     assert chosen["updates_per_rollout"].unique().tolist() == [2]
-    assert chosen["prompts"].unique().tolist() == [4]
+    assert chosen["minibatch_prompts"].unique().tolist() == [2]
 
 
 def test_the_leaderboard_is_ranked_by_final_reward(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
@@ -201,10 +203,10 @@ def test_report_is_built_from_recorded_runs(recorded: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_page_truncates_and_escapes_samples(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert report_page._samples(archive.runs(recorded, "small")) == {"samples": [], "left_out": 0}
-    folders = sorted(path.parent for path in (recorded / "runs").glob("**/run.json"))
+    assert report_page._samples(folders.read_runs(recorded, "small")) == {"samples": [], "left_out": 0}
+    places = sorted(path.parent for path in (recorded / "runs").glob("**/run.json"))
     row = {"step": 1, "prompt": "2+2=", "response": "<script>4</script>", "finished": True, "reward": 1.0}
-    for folder in folders:
+    for folder in places:
         lines = [row, row | {"response": "x" * 10_000}, {"step": 1}, row | {"reward": "none"}]
         (folder / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + '{"torn')
         assert len(samples.read(folder)) == 2
@@ -216,7 +218,7 @@ def test_page_truncates_and_escapes_samples(recorded: Path, monkeypatch: pytest.
     assert "x" * (samples.CHARACTERS - 1) + "…" in page
     assert "x" * samples.CHARACTERS not in page
     monkeypatch.setattr(report_page, "_MAX_CHARACTERS", 1000)
-    found = report_page._samples(archive.runs(recorded, "small"))
+    found = report_page._samples(folders.read_runs(recorded, "small"))
     shown = [f"{arm} seed={seed}" for arm, seed in (("grpo", 0), ("gspo", 0), ("reinforce", 0), ("grpo", 1))]
     assert ([each["run"] for each in found["samples"]], found["left_out"]) == (shown, 5)
 
@@ -241,7 +243,7 @@ def test_arms_can_be_selected_by_name_or_algorithm(recorded: Path) -> None:
     page.feed((recorded / "report.html").read_text())
     assert "Only the arms gspo, grpo." in page.text
     assert "reinforce" not in page.text.partition("Figures without data")[0]
-    with pytest.raises(figures.CannotDraw, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
+    with pytest.raises(UserError, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
         report_page.make(recorded, "small", ["svg"], ["gspo", "sapo"])
     files = report_page.draw(FIGURES["fig02"], recorded, "small", ["svg"], ["gspo"])
     assert [path.name for path in files if path.suffix == ".svg"] == ["small-fig02-clip_fraction.svg"]
@@ -406,13 +408,13 @@ def lose(results: Path, step: int) -> pd.DataFrame:
         checksums = {table.stem: run_folder.checksum(table) for table in path.parent.glob("*.parquet")}
         lost = {"reason": "not finite", "step": step, "update": 1}
         edit(path, status="diverged", diverged=lost, tables=checksums)
-    return archive.runs(results, "small")
+    return folders.read_runs(results, "small")
 
 
 @pytest.mark.parametrize("step", [5, 12])
 def test_diverged_run_counts_as_0_from_there_on(recorded: Path, step: int) -> None:
     runs = lose(recorded, step)
-    steps = archive.steps(runs)
+    steps = Results.of_folders(runs).joined["steps"]
     for metric, first in (("reward", step + 1), ("eval_accuracy", step)):  # a step is evaluated after its updates
         ours = steps[(steps["arm"] == "gspo") & (steps["metric"] == metric) & (steps["step"] >= first)]
         assert ours["value"].tolist() == [0.0] * 3 * (13 - first)
@@ -421,7 +423,7 @@ def test_diverged_run_counts_as_0_from_there_on(recorded: Path, step: int) -> No
     assert lost["final held-out accuracy"].mean == 0
     assert (lost["final reward"].mean > 0) == (step == 12)  # sampled before the updates that lose it
     assert (lost["best minus final reward"].mean > 0.2) or step == 12
-    answers = archive.load(recorded, "small")["evaluations"].query("arm == 'gspo'")["score"]
+    answers = Results.load(recorded, "small").joined["evaluations"].query("arm == 'gspo'")["score"]
     assert (len(answers) > 0, answers.max()) == (True, 0)
 
 
@@ -512,7 +514,7 @@ def test_an_moe_stands_beside_its_dense_twin_in_one_report(tmp_path: Path) -> No
     assert "overview" in drawn
     assert "ratio_distributions" in drawn
     assert "drift" not in drawn  # the MoE alone does not vary in anything
-    steps = archive.load(tmp_path, "twins")["steps"]
+    steps = Results.load(tmp_path, "twins").joined["steps"]
     assert tables.starts_differ(steps)
     assert steps.groupby("seed")["start"].nunique().tolist() == [2, 2]
 

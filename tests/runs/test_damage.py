@@ -11,7 +11,7 @@ import pytest
 from fixtures import RECORDED, Said
 from small_runs import SMALL, assert_same, interrupt, planned
 
-from steadymoe.bench.report import archive, report_page
+from steadymoe.bench.report import folders, report_page
 from steadymoe.bench.runs import compose, execute, record, run_folder, status
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.training import checkpoint
@@ -88,7 +88,7 @@ def test_damaged_run_is_left_out_and_named_with_its_command(damage: str, finishe
     run_folder.state_of(made)  # as ``steadymoe run`` does before it trains
     with pytest.raises(report_page.NothingToReport, match="left out, damaged"):
         report_page.make(tmp_path)
-    assert archive.runs(tmp_path, "default").empty
+    assert folders.read_runs(tmp_path, "default").empty
 
 
 @pytest.mark.usefixtures("no_figures")

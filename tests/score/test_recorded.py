@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from committed import assert_same
 
-from steadymoe.bench.report import archive, write
+from steadymoe.bench.report import write
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.score import board, outcomes, standard
 from steadymoe.bench.score.standard import RATE, REFERENCE
 from steadymoe.bench.statistics import gates
@@ -17,9 +18,9 @@ RULER = ROOT / "results" / "ruler"
 def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
     table = standard.recorded()
     grpo = table[(table["dial"] == RATE.name) & (table["loss"] == REFERENCE)].assign(arm=lambda each: each["value"])
-    steps = archive.load(RULER, "controls512")["steps"]
-    assert set(steps["algorithm"]) == {"grpo", "sharpening"}
-    measured = gates.learns(grpo, gates.ends(steps))
+    controls = Results.load(RULER, "controls512")
+    assert set(controls.runs["algorithm"]) == {"grpo", "sharpening"}
+    measured = gates.learns(grpo, gates.ends(controls.wide("eval_accuracy", "eval_greedy")))
     assert measured.passes
     best = grpo[grpo["value"] == outcomes.best_rate(table, REFERENCE)]
     assert measured.greedy_gain == pytest.approx((best["greedy"] - best["start_greedy"]).mean())
@@ -27,13 +28,13 @@ def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
 
 @pytest.mark.parametrize(("name", "passes"), [("selection", False), ("long", False), ("larger", True)])
 def test_gate_v8_fails_where_sharpening_alone_gains_too_much(name: str, passes: bool) -> None:
-    gains = {}
+    gains, wide = {}, {}
     for kind in ("controls", "tolerance"):
-        steps = archive.load(RULER, f"{kind}_{name}")["steps"].query("metric == 'eval_accuracy'").sort_values("step")
-        ends = steps.groupby(["algorithm", "learning_rate", "seed"])["value"]
+        wide[kind] = Results.load(RULER, f"{kind}_{name}").wide("eval_accuracy", "eval_greedy")
+        ends = wide[kind].groupby(["algorithm", "learning_rate", "seed"])["eval_accuracy"]
         gains[kind] = (ends.last() - ends.first()).groupby(["algorithm", "learning_rate"]).mean()
-    at_1e_4 = archive.load(RULER, f"tolerance_{name}")["steps"].query("algorithm == 'grpo' and learning_rate == 1e-4")
-    measured = gates.learns(gates.ends(at_1e_4), gates.ends(archive.load(RULER, f"controls_{name}")["steps"]))
+    at_1e_4 = wide["tolerance"].query("algorithm == 'grpo' and learning_rate == 1e-4")
+    measured = gates.learns(gates.ends(at_1e_4), gates.ends(wide["controls"]))
     assert measured.share == pytest.approx(gains["controls"].max() / gains["tolerance"]["grpo", 1e-4])
     assert measured.passes == passes
 

@@ -179,7 +179,7 @@ def test_recorded_runs_are_judged_again() -> None:
     rewards = {0: then(0.8, 0.0, 11), 1: [0.8] * 40, 2: then(0.8, 0.0, 35), 3: [*([0.8] * 20), *([0.0] * 20)]}
     steps = pd.DataFrame(
         [
-            {"arm": "a", "seed": seed, "step": step, "metric": metric, "value": value}
+            {"run": seed, "step": step, "metric": metric, "value": value}
             for seed, curve in rewards.items()
             for step, reward in enumerate(curve, 1)
             for metric, value in (("reward", reward), ("entropy", 0.7), ("grad_norm", 1.0), ("clip_fraction", 0.1))

@@ -7,7 +7,8 @@ import pytest
 from fixtures import CORE_SIX
 
 from steadymoe import algorithms
-from steadymoe.bench.report import archive, tables, write
+from steadymoe.bench.report import folders, tables, write
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import compose, execute, record
 from steadymoe.bench.statistics import estimates
 
@@ -38,15 +39,15 @@ def test_algorithm_raises_held_out_accuracy_beyond_noise(results: Path, algorith
 @pytest.mark.parametrize("algorithm", algorithms.names())
 def test_algorithm_raises_accuracy_in_the_runs_of_make_check(algorithm: str) -> None:
     """Reads what `make check` has just run into ``results/``."""
-    runs = archive.runs(Path(__file__).parents[2] / "results", "every_algorithm")
+    runs = folders.read_runs(Path(__file__).parents[2] / "results", "every_algorithm")
     ours = runs[runs["algorithm"] == algorithm]
     assert sorted(ours["seed"]) == [0, 1, 2]
     assert min(rise(Path(folder)).low for folder in ours["folder"]) > 0
 
 
 def test_committed_runs_cover_every_algorithm_and_none_collapsed() -> None:
-    recorded = archive.load(Path(__file__).parents[2] / "results" / "reference", "every_algorithm")
-    table = write.to_numbers(tables.summary(recorded["steps"], recorded["runs"]))
+    recorded = Results.load(Path(__file__).parents[2] / "results" / "reference", "every_algorithm")
+    table = write.to_numbers(tables.summary(recorded.joined["steps"], recorded.runs))
     assert set(table["arm"]) == set(algorithms.names())
     assert (table["n"] == 3).all()
-    assert set(recorded["runs"]["status"]) == {"finished"}
+    assert set(recorded.runs["status"]) == {"finished"}

@@ -21,7 +21,8 @@ from steadymoe.algorithms.grpo import GRPO
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.check import properties
 from steadymoe.bench.check.batches import part, ragged
-from steadymoe.bench.report import archive, report_page
+from steadymoe.bench.report import report_page
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import compose, execute, record, run_folder
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.findings import CheckFailed
@@ -146,7 +147,7 @@ def test_run_with_own_columns_resumes_bit_for_bit_and_exports_them(mine: Path, m
     assert rows[rows["update"].notna()]["value"].tolist() == updates["loss/above"].tolist()
     experiment = made.config.experiment_name
     report_page.keep(results, experiment, mine.parent / "kept")
-    kept = archive.load(mine.parent / "kept", experiment)["steps"]
+    kept = Results.load(mine.parent / "kept", experiment).joined["steps"]
     assert kept[kept["metric"] == "loss/above"]["value"].tolist() == steps["loss/above"].tolist()
     (spec,) = (each for each in report_page.figures_of(experiment) if each.id == "fig18")
     report_page.draw(spec, results, experiment, ["svg"])

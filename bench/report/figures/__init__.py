@@ -1,7 +1,7 @@
 """Figures: pure functions of tables; none reads the disk. Here their list: what each one needs, and its experiment."""
 
 import runpy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ import pandas as pd
 from steadymoe.bench.report import dials
 from steadymoe.bench.report.figures import curves, looks, points, routing, style, tolerance
 from steadymoe.bench.report.figures.style import DataFigure
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.support import external, processes
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, without_mathematics
@@ -24,12 +25,12 @@ class CannotDraw(UserError):
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """One figure: its drawing function, the experiment with its data, and the conditions on the table ``steps``."""
+    """One figure: its drawing function, the experiment with its data, and conditions on the joined ``steps``."""
 
     id: str
     name: str
     draw: Callable[..., DataFigure]
-    """Takes the tables ``takes``. The first paragraph of its docstring is the caption."""
+    """Takes the tables ``takes`` of ``Results.joined``. The first paragraph of its docstring is the caption."""
     experiment: str
     """A file of ``conf/experiment``."""
     varies: tuple[str, ...] = ()
@@ -57,12 +58,12 @@ class FigureSpec:
         """Return the name of the figure's files, without suffix."""
         return "-".join(dict.fromkeys([experiment, self.id, self.name]))
 
-    def lacks(self, data: Mapping[str, pd.DataFrame]) -> str | None:
-        """Return what ``data`` (name → table) lacks for this figure; None if nothing is missing."""
-        data = self._chosen(data)
-        if absent := [name for name in self.takes if name not in data or data[name].empty]:
+    def lacks(self, recorded: Results) -> str | None:
+        """Return what was not recorded for this figure; None if nothing is missing."""
+        data = self._tables(recorded)
+        if absent := [name for name in self.takes if data[name].empty]:
             return f"the table {', '.join(absent)}"
-        return next(self._missing(data["steps"]), None) if "steps" in data else None
+        return next(self._missing(data["steps"]), None)
 
     def _missing(self, steps: pd.DataFrame) -> Iterator[str]:
         for key in self.varies:
@@ -77,14 +78,12 @@ class FigureSpec:
         if missing := self.rule(steps):
             yield missing
 
-    def _chosen(self, data: Mapping[str, pd.DataFrame]) -> Mapping[str, pd.DataFrame]:
-        if not self.of_experts:
-            return data
-        return {name: each[each["experts"] > 0] if "experts" in each else each for name, each in data.items()}
+    def _tables(self, recorded: Results) -> dict[str, pd.DataFrame]:
+        return (recorded.where(recorded.runs["experts"] > 0) if self.of_experts else recorded).joined
 
-    def figure(self, data: Mapping[str, pd.DataFrame]) -> DataFigure:
-        """Draw ``data``, if ``lacks(data)`` is None. A ``$`` in a name begins no formula."""
-        data = self._chosen(data)
+    def figure(self, recorded: Results) -> DataFigure:
+        """Draw what was recorded, if it ``lacks`` nothing. A ``$`` in a name begins no formula."""
+        data = self._tables(recorded)
         return self.draw(*(without_mathematics(data[name]) for name in self.takes))
 
 

@@ -1,4 +1,4 @@
-"""Figures of metrics over the steps of training, one line per arm, from the table ``archive.steps``.
+"""Figures of metrics over the steps of training, one line per arm, from ``Results.joined["steps"]``.
 
 Below ten seeds a figure has no bands: it shows each seed as a thin line, and its difference from another arm.
 """

@@ -20,7 +20,7 @@ SIZES = {"moe_layers": "MoE layers", "experts": "experts of a layer"}
 def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
     """Token log-ratios, and their variance within a response, MoE beside dense twin (SAPO, 2511.20347, figures 2, 3).
 
-    ``histograms`` is ``archive.histograms``.
+    ``histograms`` is that of ``Results.joined``.
     """
     alone = histograms["algorithm"].nunique() == 1
     names = histograms["model"] if alone else tables.arm_names(histograms, ["model"])

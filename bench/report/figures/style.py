@@ -396,12 +396,12 @@ def design(steps: pd.DataFrame) -> str:
     """Return the sentence on what stays fixed while the updates per rollout vary; "" if they do not vary."""
     if "updates_per_rollout" not in steps or steps["updates_per_rollout"].nunique() < 2:
         return ""
-    pairs = steps[["updates_per_rollout", "prompts"]].drop_duplicates()
-    minibatches = pairs["prompts"] / pairs["updates_per_rollout"]
+    pairs = steps[["updates_per_rollout", "minibatch_prompts"]].drop_duplicates()
+    minibatches, prompts = pairs["minibatch_prompts"], pairs.prod(axis=1)
     if minibatches.nunique() == 1:
         return f" Mini-batch fixed at {minibatches.iloc[0]:g} prompts: prompts per rollout grow with the updates."
-    if pairs["prompts"].nunique() == 1:
-        return f" Rollout fixed at {pairs['prompts'].iloc[0]:g} prompts: mini-batches shrink as updates grow."
+    if prompts.nunique() == 1:
+        return f" Rollout fixed at {prompts.iloc[0]:g} prompts: mini-batches shrink as updates grow."
     return " Neither the mini-batch nor the rollout is fixed while the updates per rollout vary."
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from steadymoe.bench.report import archive, report_page
+from steadymoe.bench.report import folders, report_page
+from steadymoe.bench.report.results import CHECKSUMS, Results, bind
 from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.support.errors import UserError
@@ -27,10 +28,10 @@ def test_report_of_an_archive_equals_that_of_the_runs(recorded: Path) -> None:
 
 def test_archive_keeps_only_what_reports_read(recorded: Path) -> None:
     report_page.keep(recorded, None, recorded / "kept")
-    kept = archive.load(recorded / "kept", "small")
-    assert set(kept["steps"]["metric"]) <= columns.kept()
-    assert not {"folder", "numbers"} & set(kept["runs"])
-    assert archive.experiments(recorded / "kept") == ["small"]
+    kept = Results.load(recorded / "kept", "small")
+    assert set(kept.steps["metric"]) <= columns.kept()
+    assert "folder" not in kept.runs
+    assert folders.experiments(recorded / "kept") == ["small"]
     with pytest.raises(report_page.NothingToReport, match="holds archived tables without their runs"):
         report_page.export(recorded / "kept", "small", "csv")
     with pytest.raises(report_page.NothingToReport, match="no ended runs"):
@@ -49,8 +50,8 @@ def test_archive_is_replaced_unless_that_loses_a_run(recorded: Path) -> None:
         UserError, match=r"the only copy of \d of the \d runs in \S+small \(the first: gspo .*seed=\d+\)"
     ):
         report_page.keep(recorded, None, kept)
-    assert "gspo" in set(archive.load(kept, "small")["runs"]["algorithm"])
-    assert archive.experiments(kept) == ["small"]
+    assert "gspo" in set(Results.load(kept, "small").runs["algorithm"])
+    assert folders.experiments(kept) == ["small"]
 
 
 def other_trainers(results: Path, algorithm: str = "gspo") -> None:
@@ -65,27 +66,27 @@ def other_trainers(results: Path, algorithm: str = "gspo") -> None:
 @pytest.mark.usefixtures("no_figures")
 def test_runs_of_another_trainer_are_reported_separately(recorded: Path) -> None:
     other_trainers(recorded)
-    everything = archive.load(recorded, "small", foreign=True)["runs"]
+    everything = Results.load(recorded, "small", foreign=True).runs
     (foreign,) = set(everything.loc[everything["origin"] != "", "arm"])
-    assert foreign not in set(archive.load(recorded, "small")["runs"]["arm"])
+    assert foreign not in set(Results.load(recorded, "small").runs["arm"])
     report_page.make(recorded, formats=["svg"])
     assert foreign in (recorded / "tables" / "small-summary.csv").read_text()
     for ranked in ("leaderboard", "head_to_head"):
         assert foreign not in (recorded / "tables" / f"small-{ranked}.csv").read_text()
-    own, kept = everything.query("algorithm == 'grpo'"), recorded / "kept"
-    axes, theirs = own["axes_values"].iloc[0], everything.query("algorithm == 'gspo'")["axes_values"].iloc[0]
-    assert theirs == {"trainer": "trl", **axes}
-    report_page.keep(recorded, "small", kept)
-    for name in ("runs", "steps", "histograms", "evaluations"):
-        assert set(archive.load(kept, "small")[name]["arm"]) == {"grpo", "reinforce"}
-        assert foreign in set(archive.load(kept, "small", foreign=True)[name]["arm"])
+    report_page.keep(recorded, "small", kept := recorded / "kept")
+    own, every = (Results.load(kept, "small", foreign=is_foreign) for is_foreign in (False, True))
+    assert set(own.runs["arm"]) == {"grpo", "reinforce"}
+    assert foreign in set(every.runs["arm"])
+    for name, table in own.joined.items():
+        assert set(table["arm"]) == {"grpo", "reinforce"}
+        assert foreign in set(every.joined[name]["arm"])
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_arms_of_a_single_other_trainer_are_ranked(recorded: Path) -> None:
     for algorithm in ("grpo", "gspo", "reinforce"):
         other_trainers(recorded, algorithm)
-    assert archive.load(recorded, "small")["runs"].empty
+    assert Results.load(recorded, "small").runs.empty
     report_page.make(recorded, formats=["svg"])
     assert pd.read_csv(recorded / "tables" / "small-leaderboard.csv")["arm"].nunique() == 3
 
@@ -93,16 +94,17 @@ def test_arms_of_a_single_other_trainer_are_ranked(recorded: Path) -> None:
 def test_an_archive_without_checksums_or_a_column_is_refused_in_one_line(recorded: Path) -> None:
     (path, *_) = report_page.keep(recorded, "small", recorded)
     shutil.rmtree(recorded / "runs")
-    (path.parent / archive.CHECKSUMS).unlink()
+    (path.parent / CHECKSUMS).unlink()
     with pytest.raises(Damaged, match=r"lacks checksums.json"):
-        archive.load(recorded, "small")
+        Results.load(recorded, "small")
     pd.read_parquet(path).drop(columns="origin").to_parquet(path, index=False)
-    archive.bind(path.parent)
-    with pytest.raises(Damaged, match=r"runs lacks origin"):
-        archive.load(recorded, "small")
+    bind(path.parent)
+    with pytest.raises(Damaged, match=r"runs.parquet cannot be read: .*origin"):
+        Results.load(recorded, "small")
 
 
 def test_arms_from_two_logs_of_one_trainer_are_ranked_together() -> None:
     origins = {"gspo": "verl gspo.jsonl", "grpo": "verl grpo.jsonl", "other": "zzz 1.0"}
     runs = pd.DataFrame({"arm": list(origins), "origin": list(origins.values())})
-    assert archive.one_trainer({"runs": runs})["runs"]["arm"].tolist() == ["gspo", "grpo"]
+    none = pd.DataFrame(columns=["run"])
+    assert Results(runs, none, none, none).one_trainer().runs["arm"].tolist() == ["gspo", "grpo"]
