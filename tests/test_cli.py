@@ -156,7 +156,7 @@ def test_a_dense_twin_ignores_what_a_sweep_says_of_routers() -> None:
         # Its own command makes the same run, with the settings off.
         (again,) = compose.plan(shlex.split(dense.command)[2:])
         assert (again.config_hash, again.folder) == (dense.config_hash, dense.folder)
-        assert (dense.config.optimizer.router_factor, dense.config.routing.replay) == (1, "none")
+        assert (dense.config.optimizer.router_factor, dense.config.routing.replay) == (1, "off")
         assert (dense.config.cold_start.router_factor, dense.config.cold_start.aux_loss) == (1, 0)
     # What is typed for a dense model alone is refused.
     for typed in (["optimizer.router_factor=0.5"], ["routing=r3"], ["cold_start.aux_loss=0.02"]):

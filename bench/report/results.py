@@ -217,15 +217,14 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> str | None:
         if name in _UNIQUE and table.duplicated(_UNIQUE[name]).any():
             return f"{name}: no two rows may have the same {', '.join(_UNIQUE[name])}"
     finite = steps["metric"].isin(["reward", *columns.OUTCOMES, *collapse.FINITE])
+    rules = set(runs["collapse_rule"])
     numbers = [*steps["value"][finite], *tables["evaluations"]["score"]]
     wrong = {
         "runs: no two may have one number": runs["run"].duplicated().any(),
         "runs has an unfinished run": not set(runs["status"]) <= set(run_folder.ENDED),
         "runs: the name of an arm is too long": runs["arm"].str.len().max() > _LONGEST_ARM,
         "runs has a run without a reward": not set(runs["run"]) <= set(steps["run"][steps["metric"] == "reward"]),
-        "runs: collapse_rule must be a rule": not all(
-            map(run_folder.rule, map(_object, runs["collapse_rule"].unique()))
-        ),
+        "runs: collapse_rule must be a rule": not all(run_folder.rule(_object(each)) for each in rules),
         "runs: config must be JSON": not all(map(_object, runs["config"].unique())),
         "rewards must be finite": not np.isfinite(np.asarray(numbers, float)).all(),
     }

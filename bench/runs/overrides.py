@@ -199,7 +199,7 @@ def _values(overrides: Sequence[str], args: Sequence[str]) -> dict[str, list[str
     for each in parser.parse_overrides([_with_home(arg) for arg in overrides]):
         key, arg = each.get_key_element(), each.input_line
         if not each.is_sweep_override():
-            place = arg if isinstance(each.value(), dict) else key  # dictionaries of one group are merged
+            place = str(arg if isinstance(each.value(), dict) else key)  # dictionaries of one group are merged
             found[place] = [f"{key}={each.get_value_element_as_str()}"]
             continue
         values = each.value()

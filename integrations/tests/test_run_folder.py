@@ -8,7 +8,7 @@ from steadymoe.bench.runs.run_folder import known
 from steadymoe.integrations.trl import run_folder
 
 NAMES = {"trainer": "trl", "experiment": "mine", "algorithm": "grpo", "model": "micro", "task": "chain"}
-NAMES |= {"correction": "none", "routing": "off", "engine": "exact"}
+NAMES |= {"correction": "off", "routing": "off", "engine": "exact"}
 CONFIG = {
     "seed": 0,
     "steps": 1,

@@ -95,7 +95,7 @@ def test_example_files_are_accepted(path: Path) -> None:
     args, arguments = GRPOConfig(**settings), content.get("trainer", {})
     trl_settings.check_settings(args, corrects="correction" in arguments)
     trl_settings.check_routing(arguments.get("routing", "off"), layers=1)
-    assert trl_settings.objective_of("gspo", arguments.get("correction", "none"), args.beta)
+    assert trl_settings.objective_of("gspo", arguments.get("correction", "off"), args.beta)
     assert ("model" in content) == ("Never run." in path.read_text())
     if "model" not in content:
         assert DistributedConfig(**args.model_init_kwargs["distributed_config"]).dp_size == 2

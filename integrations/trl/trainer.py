@@ -96,7 +96,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
         args: GRPOConfig | None = None,
         *more: Any,
         loss: str | PolicyLoss = "grpo",
-        correction: str = "none",
+        correction: str = "off",
         routing: str = "off",
         record: str | Path | None = None,
         experiment: str = "trl",
@@ -119,7 +119,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
         }
         parts = args.distributed_state.num_processes * args.gradient_accumulation_steps
         trl_settings.check_objective(self.objective, provided, is_split=parts > 1)
-        corrects = correction != "none" or self.objective.traits.corrects_for_sampler
+        corrects = correction != "off" or self.objective.traits.corrects_for_sampler
         trl_settings.check_settings(args, corrects)
         trl_settings.check_routing(routing, layers)
         trl_settings.check_sharding(config, args)

@@ -13,7 +13,7 @@ RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 PLACES = ("made", "other", "third")
 OCTAVES = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
 FIXED = {
-    **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "none"},
+    **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "off"},
     **{"optimizer": "adamw"},
     **{"moe_layers": 4, "experts": 32, "minibatch_prompts": 4, "responses": 8},
 }
