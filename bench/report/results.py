@@ -105,6 +105,8 @@ class Results:
 
     def where(self, is_kept: pd.Series) -> "Results":
         """Return the runs for which ``is_kept``, indexed like ``runs``, is true, and their rows."""
+        if is_kept.all():
+            return self  # with what is joined already
         runs = self.runs[is_kept]
         return Results(runs, **{name: table[table["run"].isin(runs.index)] for name, table in self.long.items()})
 
