@@ -93,7 +93,8 @@ def build(config: Mapping[str, Any]) -> Any:
             continue
         if key not in known:
             raise TypeError(f"{cls.__name__} has no {key!r}; {meant(key, known)}")
-        values[key] = build(value) if isinstance(value, Mapping) else _typed(cls.__name__, key, value, kinds[key])
+        is_class = isinstance(value, Mapping) and "_target_" in value
+        values[key] = build(value) if is_class else _typed(cls.__name__, key, value, kinds[key])
     return cls(**values)
 
 

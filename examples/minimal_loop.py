@@ -33,13 +33,13 @@ from steadymoe.models import build
 
 MODEL = conf.read("model", "micro")  # 0.45 M parameters, 4 layers, top-2 of 8 experts
 WARM_UP_UPDATES = 150  # until about 40 % of the answers are right: if all rewards are 0, nothing can be learned
-WARM_UP_PROMPTS = 64  # conf/config.yaml, cold_start.batch_size
-WARM_UP_LEARNING_RATE = 3e-3  # conf/config.yaml, cold_start.learning_rate
-NOISE = 0.1  # probability of a wrong symbol in a demonstration; conf/config.yaml, cold_start.noise
+WARM_UP_PROMPTS = 64  # bench/schema.py, cold_start.batch_size
+WARM_UP_LEARNING_RATE = 3e-3  # bench/schema.py, cold_start.learning_rate
+NOISE = 0.1  # probability of a wrong symbol in a demonstration; bench/schema.py, cold_start.noise
 STEPS = 20  # rollouts
-PROMPTS, RESPONSES = 32, 8  # P and G; conf/config.yaml
+PROMPTS, RESPONSES = 32, 8  # P and G; bench/schema.py
 UPDATES = 4  # mini-batches per rollout, as in GSPO's paper (2507.18071, section 5.1)
-LEARNING_RATE = 3e-4  # conf/config.yaml
+LEARNING_RATE = 3e-4  # bench/schema.py
 MAX_GRAD_NORM = 1.0  # as in TRL and verl
 
 

@@ -28,7 +28,7 @@ from steadymoe.models import build
 
 # Words that no run can have → what the one line names.
 WRONG = {
-    "trian.lr=3": "trian.lr",
+    "trian.lr=3": "trian",
     "optimizer.lr=3": "optimizer.",
     "algorithm=mine": "mine",
     "algorithm=GRPO": "GRPO",
@@ -124,7 +124,7 @@ def test_impossible_combinations_are_skipped_and_named(
     [
         ("model=micro,dense_micro model.config.num_experts=4,16", 2, "config.num_experts"),
         ("model.config.num_experts=8,16 model.config.num_experts_per_tok=2,12", 3, "num_experts_per_tok"),
-        ("algorithm=grpo,reinforce algorithm.loss.clip_high=0.3", 1, "loss.clip_high"),
+        ("algorithm=grpo,reinforce algorithm.loss.clip_high=0.3", 1, "clip_high"),
         ("task=sort,chain task.modulus=7", 1, "modulus"),
         ("model=micro,dense_micro routing=off,r2", 3, "dense"),
         ("model=micro,dense_micro optimizer.router_factor=1,0.5", 3, "dense"),
@@ -396,13 +396,11 @@ def test_hash_covers_exactly_what_changes_numbers(monkeypatch: pytest.MonkeyPatc
     assert {hashed(word) for word in same} == {hashed()}
     others = ["seed=1", "updates=99", "algorithm=gspo", "model=micro", "model.config.num_experts=8", "precision=bf16"]
     assert len({hashed(), *map(hashed, others)}) == 1 + len(others)
-    plain = compose.plan([])[0].plain
-    assert identity.config_hash(plain | {"audit": {"groups": 8}}) == hashed(), "older runs have this section"
 
 
 def test_a_new_field_changes_no_hash_at_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = compose.plan([])[0].plain
-    monkeypatch.setitem(schema.NEUTRAL, "optimizer.schedule", "constant")
+    monkeypatch.setitem(schema.ADDED, "optimizer.schedule", "constant")
 
     def hashed(**schedule: str) -> str:
         return identity.config_hash(plain | {"optimizer": plain["optimizer"] | schedule})

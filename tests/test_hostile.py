@@ -267,7 +267,7 @@ def test_odd_values_in_run_json_do_not_crash_status_or_report(results: Path) -> 
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (("config", "steps"), 10**10),
+        (("config", "updates"), 10**10),
         (("config", "collapse"), [1]),
         (("config", "collapse", "patience_updates"), 1e30),
         (("seed",), True),

@@ -37,7 +37,7 @@ TINY = [
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """What the script of docs/commands.md leaves behind: its folder, and its names."""
     script, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "commands.md").read_text(), re.DOTALL)
-    size = '"model=micro", "updates=60", "seed=0,1,2"'
+    size = '"model=micro", "updates=240", "seed=0,1,2"'
     assert script.count(size) == 1
     folder, names = tmp_path_factory.mktemp("python"), {}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):

@@ -172,15 +172,12 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
     composed, choices = overrides.compose(args)
     provenance.code_hash(composed, imported=True)  # before the first import of what the config names
     named = _complete(overrides.reference(args))
-    config = read(_typed(_complete(_with_absolute_paths(composed)), named))
+    given = _complete(_with_absolute_paths(composed))
+    _refuse_other_choice(flatten(given), flatten(named))
+    config = read(_typed(given, named))
     reference = flatten(plain(read(_typed(named, named))))
     off = fits.of_routers(config.model, flatten(plain(config)), set(map(key_of, args)))
     config = _with(config, off)
-    flat = flatten(plain(config))
-    for key in _FIXED_BY_GROUP:
-        if flat.get(key) != reference.get(key):
-            group = key.partition(".")[0]
-            raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")
     _needed(config, choices)
     check(config)
     fits.check(config)
@@ -188,7 +185,7 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
         Run(
             config=config,
             choices=choices,
-            axes=identity.axes(flat, reference | off, choices),
+            axes=identity.axes(flatten(plain(config)), reference | off, choices),
             folder=Path(),
             config_hash="",
             command="",
@@ -222,6 +219,14 @@ def unchecked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"{several[0]} has several values; give one")
     with overrides.composing(args):
         return overrides.compose(args)
+
+
+def _refuse_other_choice(flat: Mapping[str, Any], named: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a choice of a group that would be recorded under the name of another one."""
+    for key in _FIXED_BY_GROUP:
+        if flat.get(key) != named.get(key):
+            group = key.partition(".")[0]
+            raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")
 
 
 def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -315,6 +315,8 @@ def errors_in_one_line() -> Iterator[None]:
             raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
         own = "" if external.folders() else "; for your own, set STEADYMOE_PATH to its folder"
         raise ConfigError(f"there is no {group} {name!r}; {nearest(name, error.options or [], _HELP)}{own}") from error
+    except OverrideParseException as error:
+        raise ConfigError(f"cannot read {error.override!r}: {_line(error)}; see {_HELP}") from error
     except InstantiationException as error:
         raise ConfigError(_line(error.__cause__ or error)) from error
     except (HydraException, OmegaConfBaseException) as error:

@@ -24,7 +24,7 @@ JUDGED = {"collapsed_step": float, "collapsed_reason": str, "judged_until": int,
 
 @dataclass(frozen=True)
 class Rule:
-    """The numbers of the rule: ``collapse`` of a run's config. ``conf/config.yaml`` explains each number."""
+    """The numbers of the rule: ``collapse`` of a run's config (``schema.CollapseConfig``)."""
 
     window_updates: int = 80
     reward_fraction: float = 0.5

@@ -108,7 +108,7 @@ def train(
     on_check: OnCheck = lambda *_: None,
     partial: Path | None = None,
 ) -> dict[str, Any]:
-    """Supervised updates until the sampled accuracy on held-out prompts lies in the band; see ``conf/config.yaml``.
+    """Supervised updates until the sampled held-out accuracy lies in the band; see ``schema.ColdStartConfig``.
 
     What is needed to go on is kept in ``partial`` after every check, and taken from there. Raises ColdStartError when
     the accuracy jumps over the band or does not reach it in time.

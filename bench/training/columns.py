@@ -149,7 +149,7 @@ STEP = (
     Column("groups_without_signal",
            "share of sampled prompts whose responses all have equal rewards, after length penalty and KL", share=True),
     Column("prompts_sampled",
-           "prompts sampled to fill the step; more than rollout.prompts with dynamic sampling", kept=True),
+           "prompts sampled to fill the step; more than a rollout has with dynamic sampling", kept=True),
     Column("response_length", "mean response tokens of the kept groups, the end token included", unit="tokens"),
     Column("rollout_kl_k1", "k1 estimate of KL(μ‖π_old): sampling policy against training forward", unit="nats"),
     Column("rollout_kl_k3", "k3 estimate of KL(μ‖π_old)",

@@ -12,7 +12,7 @@ REFUSED = {
     "optimizer.learning_rate=1e13": "less than or equal to",
     "engine=stale engine.strength=1.5": "whole number of steps",
     "engine=exact engine.strength=1.0": "has no strength",
-    "engine=fp8 engine.dtype=fp4": "bf16, fp8, int8",
+    "engine=fp8 engine.dtype=fp4": "engine.dtype",
     "engine=fp8 engine.scale=group": "channel, tensor",
     "engine=bf16 engine.scale=tensor": "bf16 has no scale to choose",
     "engine=truncated engine.top_p=0": "top_p must be above 0 and at most 1; got 0",
@@ -24,7 +24,7 @@ REFUSED = {
     "engine=truncated engine.top_k=16": "top_k=16 keeps all 13 tokens",
     "engine=truncated engine.strength=0 engine.replay_mask=true": "without truncation there is no mask",
     "engine=bf16 +engine.replay_mask=true": "Rounding has no 'replay_mask'",
-    "engine=exact engine._target_=steadymoe.algorithms.grpo.GRPO ~engine.strength": "got GRPO",
+    "engine=exact engine._target_=steadymoe.algorithms.grpo.GRPO": "engine._target_",
     "engine=truncated algorithm=trm": "reads the sampler's most likely tokens",
     # Routing and the dials of routers.
     "model=dense_tiny routing=r2": "has no routers",
