@@ -6,10 +6,9 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import hydra
@@ -22,7 +21,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe import conf
@@ -131,14 +130,13 @@ def compose(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     for group, name in choices.items():
         if not is_name(name):
             raise ConfigError(f"{group} is chosen by its name, not by a path, got {name!r}; {_names_of(group, name)}")
-    with open_dict(config):
-        del config["hydra"]
-    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True), choices  # type: ignore[return-value]
+    ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True), choices  # type: ignore[return-value]
 
 
-def reference(args: Sequence[str]) -> Mapping[str, Any]:
+def reference(args: Sequence[str]) -> dict[str, Any]:
     """Return the named configs of ``args`` as they stand, as plain values. In ``composing`` only."""
-    return _reference(tuple(filter(_is_named, args)), external.versions())
+    return compose([arg for arg in args if _parsed(arg).is_hydra_override() or _is_group(_parsed(arg))])[0]
 
 
 def settings(args: Sequence[str]) -> DictConfig:
@@ -239,14 +237,20 @@ def _settings(args: Sequence[str]) -> DictConfig:
 
 
 def _composed(args: Sequence[str]) -> DictConfig:
-    """Return the whole config of ``args``, with Hydra's own part under ``hydra``.
+    """Return the whole config of ``args``, with Hydra's own part under ``hydra``; do not change it.
 
     A key that Hydra does not know is added: ``schema`` and the classes refuse it, and know what was meant.
     """
     for each in map(_parsed, args):
         _refuse_choice(each)
-    forced = [f"++{arg}" if _sets_value(_parsed(arg)) else arg for arg in map(_with_home, args)]
-    return hydra.compose("config", forced, return_hydra_config=True)
+    forced = (f"++{arg}" if _sets_value(_parsed(arg)) else arg for arg in map(_with_home, args))
+    return _by_hydra(tuple(forced), external.versions())
+
+
+@functools.lru_cache
+def _by_hydra(args: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> DictConfig:
+    """Return what Hydra composes, a twentieth of a second; ``outside`` is the state of the user's configs."""
+    return hydra.compose("config", list(args), return_hydra_config=True)
 
 
 def _with_home(arg: str) -> str:
@@ -257,7 +261,7 @@ def _with_home(arg: str) -> str:
 def _refuse_choice(each: Override) -> None:
     """Raise ConfigError if an override gives a config group something other than one name."""
     group, value = each.key_or_group, each.value()
-    if each.is_delete() or group not in _groups(external.versions()):
+    if group not in _groups(external.versions()):
         return
     if each.is_add() and not each.is_force_add():
         raise ConfigError(f"{group} is already chosen; leave + out: {group}={value}")
@@ -269,12 +273,6 @@ def _refuse_choice(each: Override) -> None:
 def _names_of(group: str, name: str) -> str:
     options = GlobalHydra.instance().config_loader().get_group_options(group)
     return nearest(Path(name).stem, options, _HELP)
-
-
-def _is_named(arg: str) -> bool:
-    """Return whether an argument chooses a config by its name, or is for Hydra itself."""
-    each = _parsed(arg)
-    return each.is_hydra_override() or (_is_group(each) and not each.is_delete())
 
 
 def _is_group(each: Override) -> bool:
@@ -295,11 +293,6 @@ def _parsed(arg: str) -> Override:
 def _groups(outside: tuple[tuple[str, int], ...]) -> frozenset[str]:
     """Return the config groups, also the user's; ``outside`` is the state of their configs."""
     return frozenset(GlobalHydra.instance().config_loader().list_groups(""))
-
-
-@functools.cache
-def _reference(args: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> Mapping[str, Any]:
-    return MappingProxyType(compose(args)[0])
 
 
 @contextmanager
