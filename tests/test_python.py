@@ -60,9 +60,6 @@ def test_documented_script_trains_reads_and_draws(done: tuple[Path, dict], monke
         assert names["table"].loc[(run["arm"], 0), "gained reward"] == gained
         assert run["eval_accuracy"] == recorded["eval_accuracy"].dropna().iloc[-1]
         assert len(pd.read_parquet(f"{run['folder']}/updates.parquet")) == 4
-    assert "..." not in names["printed"]
-    printed = names["printed"].partition("gained reward")[2].split()
-    assert all(printed.count(heading) == 2 for heading in ("mean", "min", "max"))
     drawn = names["drawn"]
     assert isinstance(drawn, Figure)
     assert (folder / "first.png").stat().st_size > 10_000

@@ -13,7 +13,16 @@ from steadymoe.bench.support.text import shortened
 
 # What decides the time of a step. Losses cost little next to a forward: of an algorithm, only ``sampling`` counts.
 _COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
-_COSTS += ["updates_per_rollout", "device", "precision", "experts", "threads", "measure", "microbatch"]
+_COSTS += [
+    "updates_per_rollout",
+    "minibatch_prompts",
+    "device",
+    "precision",
+    "experts",
+    "threads",
+    "measure",
+    "microbatch",
+]
 # Status → what the command does about such runs.
 _ACTIONS = {
     "missing": "to run",

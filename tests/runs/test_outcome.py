@@ -150,7 +150,7 @@ def test_only_all_zero_columns_are_reported_as_silent() -> None:
     assert outcome.silent(learned[:0]) is None
     keyed = learned.assign(arm="a", seed=0)
     rows = [keyed.assign(seed=seed, grad_norm=norm) for seed, norm in ((0, 0.0), (1, 0.2), (2, 0.0))]
-    wide = pd.concat(rows)
+    wide = pd.concat(rows).reindex(columns=["arm", "seed", *outcome.READ])
     wide = wide.set_index(wide["seed"].rename("run"))
     assert outcome.findings_of_arms(wide) == ["nothing to learn from: a (seed 0, 2): gradient norm 0 in every update"]
 
