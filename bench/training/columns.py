@@ -10,6 +10,8 @@ config."""
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from steadymoe.bench.statistics.collapse import FINITE
+
 # A step of torch.linspace in fp32, from whose edges every recorded histogram was counted.
 _FP32_BIN = 0.05000000074505806
 # Edges of the histogram of log π_θ/π_old: 40 bins of 0.05, and one open bin on either side.
@@ -266,15 +268,6 @@ EVALUATION = (
     ),
     Column("score_permuted", "score if every token runs the experts of another token", share=True),
 )
-# Column of steps → the scores that it is the mean of.
-EVALUATED = {
-    "eval_accuracy": "score",
-    "eval_greedy": "score_greedy",
-    "eval_pass": "score_pass",
-    "eval_accuracy_permuted": "score_permuted",
-}
-# What a run is judged by: each is taken at the last evaluation.
-OUTCOMES = ("eval_accuracy", "eval_greedy", "eval_pass")
 
 
 def tables() -> dict[str, dict[str, Column]]:
@@ -297,6 +290,29 @@ def tables() -> dict[str, dict[str, Column]]:
 
 
 TABLES = tables()
+
+
+def names(*wanted: str) -> tuple[str, ...]:
+    """Return the names of columns. Raises KeyError for one that no table has: at the import of a module that names it.
+
+    A module names at its top what it reads or writes: ``REWARD, ESS = names("reward", "ess")``.
+    """
+    if unknown := [name for name in wanted if not any(name in table for table in TABLES.values())]:
+        raise KeyError(f"no table has the columns {unknown}")
+    return wanted
+
+
+# What a run is judged by: each is taken at the last evaluation.
+OUTCOMES = names("eval_accuracy", "eval_greedy", "eval_pass")
+# Column of steps → the scores that it is the mean of.
+EVALUATED = {
+    "eval_accuracy": "score",
+    "eval_greedy": "score_greedy",
+    "eval_pass": "score_pass",
+    "eval_accuracy_permuted": "score_permuted",
+}
+# ``statistics`` imports no columns.
+names(*EVALUATED, *EVALUATED.values(), *FINITE)
 # Tables with columns that no line here declares: those of the numbers of a loss, ``loss/…``.
 OWN_TABLES = ("steps", "updates")
 # The most such columns of a run, and the longest name of one.

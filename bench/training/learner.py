@@ -15,6 +15,7 @@ from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.training import optimizers, token_metrics
+from steadymoe.bench.training.columns import names
 from steadymoe.bench.training.columns_of_step import Measured, routing_columns
 from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
@@ -25,6 +26,9 @@ from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE, experts_of
 from steadymoe.models.snapshots import Lag
+
+LOSS, GRAD_NORM, NORM_CUT, ROUTING_LAGGED, ENTROPY = names("loss", "grad_norm", "norm_cut", "routing_lagged", "entropy")
+(ROUTE_PREDICTION_KL,) = names("route_prediction_kl")
 
 # Replays of the sampler's own routes.
 RECALLS = ("r3", "r3_gates", "r3_filtered")
@@ -163,12 +167,12 @@ class Learner:
                 routes = [now.routes_LBFK for now in forwards if now.routes_LBFK is not None]
                 balancing.balance(self.model, torch.cat(routes, 1), routing.bias_speed)
         self.optimizer.zero_grad()
-        columns = {"loss": loss, "grad_norm": grad_norm, "norm_cut": (grad_norm > largest).to(loss.dtype)}
+        columns = {LOSS: loss, GRAD_NORM: grad_norm, NORM_CUT: (grad_norm > largest).to(loss.dtype)}
         if self.lag is not None:
-            columns["routing_lagged"] = loss.new_tensor(float(is_lagged))
+            columns[ROUTING_LAGGED] = loss.new_tensor(float(is_lagged))
         if predictions and self._measures:
             assert old.routes_LBFK is not None  # of a model with routers
-            columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(old.routes_LBFK)
+            columns[ROUTE_PREDICTION_KL] = torch.stack(predictions).sum() / len(old.routes_LBFK)
         forced_LMFK = None if forced_LBFK is None else forced_LBFK[:, rows_M]
         return self._measured(columns, old, rows_M, joined(batches), joined(outputs), joined(forwards), forced_LMFK)
 
@@ -197,7 +201,7 @@ class Learner:
     ) -> Measured:
         """``columns`` and, unless ``measure=little``, ratios, clips and routing of one update."""
         entropy = token_metrics.mean(batch.get("entropy_BT"), batch.mask_BT)
-        measured = Measured(columns | {"entropy": entropy}, {}, {})
+        measured = Measured(columns | {ENTROPY: entropy}, {}, {})
         if not self._measures:
             return measured
         overall, histograms = token_metrics.of_update(batch, output)
