@@ -109,7 +109,6 @@ def rollout_columns(
 @torch.no_grad()
 def routing_columns(
     old: OldPolicy,
-    rows_M: Tensor,
     now: Forward,
     mask_MT: Tensor,
     experts: int,
@@ -118,18 +117,14 @@ def routing_columns(
 ) -> Measured:
     """Return how the routers' own choice changed from the old policy to one update.
 
-    ``now`` is the update's forward of ``rows_M``. ``forced_LMFK`` are the routes that it replays, None without replay:
+    Both are of the rows of a mini-batch, ``now`` from the update's forward. ``forced_LMFK`` are the routes that it replays, None without replay:
     experts then run that the routers did not choose. With ``filters`` they may run others (``selection.filtered``).
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None
     assert now.routes_LBFK is not None
     assert now.executed_LBFK is not None
-    old_LBFK, old_LBTE, now_LBTE = (
-        old.routes_LBFK[:, rows_M],
-        old.router_logprobs_LBTE[:, rows_M],
-        now.router_logprobs_LBTE,
-    )
+    old_LBFK, old_LBTE, now_LBTE = old.routes_LBFK, old.router_logprobs_LBTE, now.router_logprobs_LBTE
     moved = routing_drift.change(old_LBFK, now.routes_LBFK, mask_MT)
     top1_L = routing_drift.top1_change(old_LBFK, now.routes_LBFK, old_LBTE, now_LBTE, mask_MT)
     shift = routing_drift.shift(old_LBTE, now_LBTE, old_LBFK, mask_MT)

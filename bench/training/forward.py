@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms.parts import dimensions, joined_by
+from steadymoe.algorithms.parts import dimensions, joined_by, rows
 from steadymoe.bench.training import packing
 from steadymoe.bench.training.packing import Layout, separate
 from steadymoe.models.attention import in_two_parts
@@ -50,7 +50,7 @@ class Sequences:
 
     def rows(self, index: Tensor) -> "Sequences":
         """Return a part of the batch, with the same padding."""
-        return Sequences(self.tokens_BS[index], self.mask_BS[index], self.response_width)
+        return rows(self, index)
 
 
 @dataclass(frozen=True)

@@ -263,16 +263,16 @@ class Trainer:
             return None, Measured({}, {}, {})
         every, since_start, probe = self.config.in_rollouts(self.config.probe.every), None, None
         precision, temperature = self.config.precision, self.config.rollout.temperature
-        replay = Measured({}, {}, {})
+        replay: dict[str, Tensor] = {}
         if step % every == 1 % every:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.rows(self.sampled_rows(step))
             probe = UpdateProbe(self.model, watched.sequences, precision, watched.kept_BTV, temperature)
             if self.config.routing.replay in RECALLS and recomputed is not None and probe.before_BT is not None:
                 replayed_BT = recomputed.logprobs_BT[self.sampled_rows(step)]
-                columns = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, temperature)
-                replay = Measured(columns, {}, {})
-        return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts) | replay
+                replay = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, temperature)
+        measured = rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
+        return probe, measured | Measured(replay, {}, {})
 
     def sampled_rows(self, step: int) -> Tensor:
         """Return the rows of the rollout whose routes the probe measures from update to update."""

@@ -100,7 +100,7 @@ def test_columns_of_a_frozen_rollout_match_the_suite(tmp_path: Path) -> None:
     numbers |= {"entropy": token_metrics.mean(now.entropy_BT, mask_BT), "loss": adapter.objective(batch).loss.detach()}
     tensors = old.routes_LBFK, old.executed_LBFK, old.router_logprobs_LBTE
     policy = OldPolicy(old.logprobs_BT, *tensors, None, None, None)
-    routing = columns_of_step.routing_columns(policy, torch.arange(len(mask_BT)), now, mask_BT, 4, forced_LMFK=None)
+    routing = columns_of_step.routing_columns(policy, now, mask_BT, 4, forced_LMFK=None)
     expected = columns_of_step.Measured(numbers, {}, histograms) | routing
     for name in ("overall", "layers"):
         ours, suites = getattr(update, name), getattr(expected, name)

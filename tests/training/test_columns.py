@@ -2,6 +2,7 @@
 
 import hashlib
 import runpy
+from types import ModuleType
 
 import generate
 import pyarrow as pa
@@ -46,13 +47,12 @@ def test_column_names_are_unique_within_a_table() -> None:
     assert all(each.meaning for table in columns.TABLES.values() for each in table.values())
 
 
-def test_misspelt_name_fails_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyError, match="rewrad"):
-        columns.names("reward", "rewrad")
-    monkeypatch.setattr(columns, "TABLES", {"steps": {}, "updates": {}, "layers": {}, "evaluations": {}})
-    for module in (token_metrics, outcome):
-        with pytest.raises(KeyError, match="reward"):
-            runpy.run_path(str(module.__file__))
+@pytest.mark.parametrize(("module", "name"), [(token_metrics, "ess"), (outcome, "replay_share")])
+def test_misspelt_name_fails_at_import(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in columns.TABLES.values():
+        monkeypatch.delitem(table, name, raising=False)
+    with pytest.raises(KeyError, match=rf"no table has the columns \['{name}'\]"):
+        runpy.run_path(str(module.__file__))
 
 
 def test_histogram_edges_equal_those_of_recorded_runs() -> None:
