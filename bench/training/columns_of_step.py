@@ -117,8 +117,9 @@ def routing_columns(
 ) -> Measured:
     """Return how the routers' own choice changed from the old policy to one update.
 
-    Both are of the rows of a mini-batch, ``now`` from the update's forward. ``forced_LMFK`` are the routes that it replays, None without replay:
-    experts then run that the routers did not choose. With ``filters`` they may run others (``selection.filtered``).
+    Both are of the rows of a mini-batch, ``now`` from the update's forward. ``forced_LMFK`` are the routes that it
+    replays, None without replay: experts then run that the routers did not choose. With ``filters`` they may run others
+    (``selection.filtered``).
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None
@@ -173,20 +174,15 @@ class StepRows:
         return len(self._updates)
 
     def add_rollout(
-        self, rollout: Rollout, rewards_B: Tensor, scores_PG: Tensor, tokens_sampled: int, shown: Measured
+        self, scores_PG: Tensor, rewards_KG: Tensor, responses: int, tokens: int, tokens_sampled: int, shown: Measured
     ) -> None:
-        """The groups to train on, their rewards and measurements, and scores and token count of all that was sampled.
+        """Scores of all that was sampled, the groups to train on first; of these the rewards and the measurements.
 
-        The scores of the groups to train on come first.
+        ``responses`` are those with tokens, and ``tokens`` all theirs, of the groups to train on.
         """
-        mask_BT = rollout.sequences.response_mask_BT
-        self._step_row |= token_metrics.of_rewards(scores_PG, rewards_B.view(-1, scores_PG.shape[1]))
-        self._step_row |= token_metrics.to_floats(shown.overall)
-        self._step_row |= {
-            RESPONSE_LENGTH: mask_BT.sum().item() / max(1, int(mask_BT.any(-1).sum())),
-            RESPONSE_TOKENS: int(mask_BT.sum()),
-            TOKENS_SAMPLED: tokens_sampled,
-        }
+        self._step_row |= token_metrics.of_rewards(scores_PG, rewards_KG) | token_metrics.to_floats(shown.overall)
+        self._step_row |= {RESPONSE_LENGTH: tokens / max(1, responses), RESPONSE_TOKENS: tokens}
+        self._step_row[TOKENS_SAMPLED] = tokens_sampled
         self._add(0, shown)
 
     def add_rewards(self, rewards_B: Tensor, rollout: Rollout, old: OldPolicy) -> None:

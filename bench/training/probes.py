@@ -3,6 +3,8 @@
 Shapes: B sequences, T response positions, F positions fed, N response tokens, L MoE layers, K experts a token.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -29,17 +31,9 @@ _TOP = 0.001
 class Probe:
     """Fixed sequences under a model that changes. A dense model has nothing to measure."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sequences: Sequences,
-        precision: str,
-        kept_BTV: Tensor | None = None,
-        temperature: float = 1.0,
-    ) -> None:
-        """``kept_BTV``: the tokens over which log-probabilities are normalised; all for None."""
-        self._sequences, self._precision = sequences, precision
-        self._extras = Extras(kept_BTV=kept_BTV, temperature=temperature)
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = Extras()) -> None:
+        """``extras``: mask replay and temperature, as the ratio of the updates has them."""
+        self._sequences, self._precision, self._extras = sequences, precision, extras
         self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
@@ -65,19 +59,12 @@ class UpdateProbe(Probe):
     forward of twice the rows costs less than two forwards.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sequences: Sequences,
-        precision: str,
-        kept_BTV: Tensor | None = None,
-        temperature: float = 1.0,
-    ) -> None:
-        """``kept_BTV`` and ``temperature``: as the ratio of the updates has them (mask replay, rollout.temperature)."""
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = Extras()) -> None:
         self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
         twice_B = torch.arange(self._rows, device=device).repeat(2)
-        kept_BTV = None if kept_BTV is None else kept_BTV[twice_B]
-        super().__init__(model, sequences.rows(twice_B), precision, kept_BTV, temperature)
+        if extras.kept_BTV is not None:
+            extras = replace(extras, kept_BTV=extras.kept_BTV[twice_B])
+        super().__init__(model, sequences.rows(twice_B), precision, extras)
         self._last = self._first
         self._before = [weight.detach().clone() for weight in _whole_weights(model)]
 
@@ -135,7 +122,7 @@ def replay_columns(
     replayed_BT: Tensor,
     free_BT: Tensor,
     precision: str,
-    temperature: float = 1.0,
+    extras: Extras = Extras(),
 ) -> dict[str, Tensor]:
     """Return columns that show whether replayed routes are those of the tokens that they are forced on.
 
@@ -153,7 +140,6 @@ def replay_columns(
         routes_LBFK = rollout.routes_LBFK.roll(by, 2)
         routes_LBFK[:, :, emptied] = NO_ROUTE
         gates_LBFK = None if rollout.gates_LBFK is None else rollout.gates_LBFK.roll(by, 2)
-        extras = Extras(kept_BTV=rollout.kept_BTV, temperature=temperature)
         moved = forward(model, rollout.sequences, precision, extras, routes_LBFK, gates_LBFK=gates_LBFK)
         shifted.append(kl(moved.logprobs_BT))
     return dict(zip(REPLAY_KL, (kl(replayed_BT), kl(free_BT), torch.stack(shifted).min()), strict=True))

@@ -19,6 +19,7 @@ from steadymoe.bench.tasks import Task, sample
 from steadymoe.bench.training import samples
 from steadymoe.bench.training.columns import names
 from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, rollout_columns
+from steadymoe.bench.training.forward import Extras
 from steadymoe.bench.training.learner import RECALLS, Learner
 from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy, as_sampled, check_sampler
@@ -85,7 +86,9 @@ class Trainer:
 
         with clock(PROBE_SECONDS):
             probe, measured_rollout = self.probe(step, rollout, old, recomputed)
-        rows.add_rollout(rollout, rewards_B, scores_PG, tokens_sampled, measured_rollout)
+        mask_BT, rewards_KG = rollout.sequences.response_mask_BT, rewards_B.view(-1, scores_PG.shape[1])
+        counts = int(mask_BT.any(-1).sum()), int(mask_BT.sum()), tokens_sampled
+        rows.add_rollout(scores_PG, rewards_KG, *counts, measured_rollout)
         rows.add_rewards(rewards_B, rollout, old)
 
         diverged_at_update = None
@@ -262,15 +265,17 @@ class Trainer:
         if not self._measures:
             return None, Measured({}, {}, {})
         every, since_start, probe = self.config.in_rollouts(self.config.probe.every), None, None
-        precision, temperature = self.config.precision, self.config.rollout.temperature
         replay: dict[str, Tensor] = {}
         if step % every == 1 % every:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.rows(self.sampled_rows(step))
-            probe = UpdateProbe(self.model, watched.sequences, precision, watched.kept_BTV, temperature)
+            extras = Extras(kept_BTV=watched.kept_BTV, temperature=self.config.rollout.temperature)
+            probe = UpdateProbe(self.model, watched.sequences, self.config.precision, extras)
             if self.config.routing.replay in RECALLS and recomputed is not None and probe.before_BT is not None:
                 replayed_BT = recomputed.logprobs_BT[self.sampled_rows(step)]
-                replay = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, temperature)
+                replay = replay_columns(
+                    self.model, watched, replayed_BT, probe.before_BT, self.config.precision, extras
+                )
         measured = rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
         return probe, measured | Measured(replay, {}, {})
 

@@ -19,19 +19,8 @@ from steadymoe.integrations.trl.moments import Moments
 from steadymoe.integrations.trl.run_folder import LiveRecord
 from steadymoe.models import build
 
-UPDATE_SECONDS, PROBE_SECONDS, RESPONSE_LENGTH = names("update_seconds", "probe_seconds", "response_length")
-RESPONSE_TOKENS, TOKENS_SAMPLED, SCORE, GRAD_NORM = names("response_tokens", "tokens_sampled", "score", "grad_norm")
-LOSS, LEARNING_RATE = names("loss", "learning_rate")
-
-
-class _TRLStep(StepRows):
-    """The rows of one step, from measurements pooled over processes."""
-
-    def add_sampled(self, row: Row, scores_PG: Tensor, measured: Measured) -> None:
-        """Add numbers of the rollout, the scores of its groups, and its measurements."""
-        self._step_row |= token_metrics.of_rewards(scores_PG, scores_PG)
-        self._step_row |= token_metrics.to_floats(measured.overall) | row
-        self._add(0, measured)
+UPDATE_SECONDS, PROBE_SECONDS, LEARNING_RATE = names("update_seconds", "probe_seconds", "learning_rate")
+LOSS, GRAD_NORM, SCORE = names("loss", "grad_norm", "score")
 
 
 class Steps(TrainerCallback):
@@ -51,7 +40,7 @@ class Steps(TrainerCallback):
         """Gradient norm and learning rate of the current update."""
         self.probe: UpdateProbe | None = None
         """Some responses of this process in the current rollout; the main process records only its own."""
-        self._rows = _TRLStep(0)
+        self._rows = StepRows(0)
         self._seconds: dict[str, float] = {}
         self._tokens_fed = self._missing = 0
         self._evaluations: list[Row] = []
@@ -64,9 +53,8 @@ class Steps(TrainerCallback):
         self._missing += int(rollout.get("missing", 0))
         # These stages are part of TRL's update, and the probe is not: ``on_step_end``.
         self._seconds = {**seconds, UPDATE_SECONDS: -sum(seconds.values()), PROBE_SECONDS: 0.0}
-        row = {RESPONSE_LENGTH: tokens / max(1, responses), RESPONSE_TOKENS: tokens, TOKENS_SAMPLED: tokens}
-        self._rows = _TRLStep(updates_done // self._updates + 1)
-        self._rows.add_sampled(row, scores_PG, moments.rollout_columns(rollout))
+        self._rows = StepRows(updates_done // self._updates + 1)
+        self._rows.add_rollout(scores_PG, scores_PG, responses, tokens, tokens, moments.rollout_columns(rollout))
 
     def add_evaluations(self, updates_done: int, prompts: Sequence[Any], scores: Sequence[float]) -> None:
         """Add the scores of held-out prompts of all processes; the last message of a conversation counts as prompt."""
@@ -125,7 +113,7 @@ class Steps(TrainerCallback):
         if self.record is not None:
             rows = self._rows.tables(self._seconds, self._tokens_fed)
             self.record.add_step(rows, sampler_logprobs_missing=self._missing)
-        self._rows = _TRLStep(0)
+        self._rows = StepRows(0)
 
 
 def gathered(parts: Sequence[Moments]) -> Moments:
