@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.bench.training import routing_drift, token_metrics
 from steadymoe.bench.training.columns import names
-from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
+from steadymoe.bench.training.forward import PLAIN, Extras, Forward, Sequences, forward
 from steadymoe.bench.training.sampling import Rollout, check_routes
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
@@ -31,7 +31,7 @@ _TOP = 0.001
 class Probe:
     """Fixed sequences under a model that changes. A dense model has nothing to measure."""
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = Extras()) -> None:
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = PLAIN) -> None:
         """``extras``: mask replay and temperature, as the ratio of the updates has them."""
         self._sequences, self._precision, self._extras = sequences, precision, extras
         self._first = self._forward(model)
@@ -59,7 +59,7 @@ class UpdateProbe(Probe):
     forward of twice the rows costs less than two forwards.
     """
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = Extras()) -> None:
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = PLAIN) -> None:
         self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
         twice_B = torch.arange(self._rows, device=device).repeat(2)
         if extras.kept_BTV is not None:
@@ -122,7 +122,7 @@ def replay_columns(
     replayed_BT: Tensor,
     free_BT: Tensor,
     precision: str,
-    extras: Extras = Extras(),
+    extras: Extras = PLAIN,
 ) -> dict[str, Tensor]:
     """Return columns that show whether replayed routes are those of the tokens that they are forced on.
 
