@@ -29,10 +29,10 @@ _CONTROL = "grpo_unclipped"
 # routes were sound, and at least 3.5 times if they were shifted by a token. Router noise of 5 and more hides that fault
 # from R3 (1.2 to 2.3), as it leaves little of the routers' choice.
 _MAX_KL_FACTOR, _ROUNDING = 2.0, 1e-6
+_KL = names("replay_kl", "replay_kl_free", "replay_kl_shifted")
+REWARD, GRAD_NORM, REPLAY_SHARE = names("reward", "grad_norm", "replay_share")
 # The metrics that ``findings`` reads.
-READ = REWARD, GRAD_NORM, REPLAY_SHARE, *_KL = names(
-    *("reward", "grad_norm", "replay_share", "replay_kl", "replay_kl_free", "replay_kl_shifted")
-)
+READ = (REWARD, GRAD_NORM, REPLAY_SHARE, *_KL)
 
 
 def lines(runs: Sequence[compose.Run], states: Mapping[Path, run_folder.State]) -> list[str]:
