@@ -269,13 +269,12 @@ class Trainer:
         if step % every == 1 % every:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.rows(self.sampled_rows(step))
-            extras = Extras(kept_BTV=watched.kept_BTV, temperature=self.config.rollout.temperature)
-            probe = UpdateProbe(self.model, watched.sequences, self.config.precision, extras)
+            precision, temperature = self.config.precision, self.config.rollout.temperature
+            extras = Extras(kept_BTV=watched.kept_BTV, temperature=temperature)
+            probe = UpdateProbe(self.model, watched.sequences, precision, extras)
             if self.config.routing.replay in RECALLS and recomputed is not None and probe.before_BT is not None:
                 replayed_BT = recomputed.logprobs_BT[self.sampled_rows(step)]
-                replay = replay_columns(
-                    self.model, watched, replayed_BT, probe.before_BT, self.config.precision, extras
-                )
+                replay = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, extras)
         measured = rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
         return probe, measured | Measured(replay, {}, {})
 
