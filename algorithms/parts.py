@@ -6,7 +6,7 @@ field that says nothing is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -55,6 +55,16 @@ def joined(parts: Sequence[Part]) -> Part:
         if join is not None:
             whole[field.name] = None if values[0] is None else join(values)
     return type(first)(**whole)
+
+
+def rows(whole: Part, index_B: Tensor) -> Part:
+    """Return the rows ``index_B`` (int64) of every tensor of rows; other fields stay as they are."""
+    tensors = {
+        field.name: getattr(whole, field.name).index_select(letters.index("B"), index_B)
+        for field in fields(whole)  # type: ignore[arg-type]
+        if (letters := dimensions_of(field)) and getattr(whole, field.name) is not None
+    }
+    return replace(whole, **tensors)  # type: ignore[type-var]
 
 
 def _concatenated(values: Sequence[Tensor], dim: int) -> Tensor:

@@ -20,8 +20,11 @@ from steadymoe.bench.support.seeding import derive, repeatable
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint, cold_start, samples
+from steadymoe.bench.training.columns import names
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
+
+REWARD, TOKENS_SAMPLED = names("reward", "tokens_sampled")
 
 
 def execute(run: compose.Run) -> str:
@@ -73,7 +76,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
     else:
         checkpoint.load(recorded.checkpoint, trainer.learner, trainer.sampler)
     diverged, first = None, (resume_from or 0) + 1
-    rewards = record.read_table(recorded.folder, "steps")["reward"].dropna().tolist()
+    rewards = record.read_table(recorded.folder, "steps")[REWARD].dropna().tolist()
     begun = time.monotonic()
     with loggers.sending(config, recorded.folder, resumed=resume_from is not None) as send:
         for step in range(first, config.rollouts + 1):
@@ -82,8 +85,8 @@ def _train(run: compose.Run, recorded: Record) -> None:
             recorded.append(result.rows)
             send(result.rows)
             row = result.rows["steps"][0]
-            rewards += [row["reward"]] if "reward" in row else []
-            shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
+            rewards += [row[REWARD]] if REWARD in row else []
+            shown = {name: row.get(name) for name in progress.METRICS}
             shown["best_reward"] = max(rewards, default=None)
             shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
             recorded.update(progress={"step": step, "steps": config.rollouts} | shown)
@@ -99,7 +102,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
     collapse = judge(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout).collapse
     if diverged is None and collapse is not None:
         diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
-    recorded.end(diverged, tokens=int(steps["tokens_sampled"].sum()))
+    recorded.end(diverged, tokens=int(steps[TOKENS_SAMPLED].sum()))
 
 
 def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, PreTrainedModel, dict[str, Any]]:

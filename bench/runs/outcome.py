@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadymoe.bench.runs import compose, record, run_folder
+from steadymoe.bench.training.columns import names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,9 +29,10 @@ _CONTROL = "grpo_unclipped"
 # routes were sound, and at least 3.5 times if they were shifted by a token. Router noise of 5 and more hides that fault
 # from R3 (1.2 to 2.3), as it leaves little of the routers' choice.
 _MAX_KL_FACTOR, _ROUNDING = 2.0, 1e-6
-_KL = ("replay_kl", "replay_kl_free", "replay_kl_shifted")
+_KL = names("replay_kl", "replay_kl_free", "replay_kl_shifted")
+REWARD, GRAD_NORM, REPLAY_SHARE = names("reward", "grad_norm", "replay_share")
 # The metrics that ``findings`` reads.
-READ = ("reward", "grad_norm", "replay_share", *_KL)
+READ = (REWARD, GRAD_NORM, REPLAY_SHARE, *_KL)
 
 
 def lines(runs: Sequence[compose.Run], states: Mapping[Path, run_folder.State]) -> list[str]:
@@ -78,7 +80,7 @@ def misaligned(steps: "pd.DataFrame") -> str | None:
     the routers' own choice, or with the routes of the next or the last token (SkyRL #1908, verl #7340).
     """
     whys, (replayed, free, shifted) = [], steps[list(_KL)].dropna().mean()
-    if (share := steps["replay_share"].min()) < 1:
+    if (share := steps[REPLAY_SHARE].min()) < 1:
         whys.append(f"only {share:.4f} of the routers ran the replayed experts")
     if replayed > _MAX_KL_FACTOR * min(free, shifted) + _ROUNDING:
         whys.append(
@@ -93,7 +95,7 @@ def silent(steps: "pd.DataFrame") -> str | None:
 
     The column ``grad_norm`` is the mean over the updates of a step, so it is 0 only if every update's norm is 0.
     """
-    why = {"reward": "reward 0 in every step", "grad_norm": "gradient norm 0 in every update"}
+    why = {REWARD: "reward 0 in every step", GRAD_NORM: "gradient norm 0 in every update"}
     zero = [name for name in why if len(values := steps[name].dropna()) and (values == 0).all()]
     return ", ".join(why[name] for name in zero) or None
 

@@ -15,9 +15,12 @@ from rich.text import Text
 from steadymoe.bench.runs import run_folder
 from steadymoe.bench.runs.compose import Run, labels
 from steadymoe.bench.support.text import visible
+from steadymoe.bench.training.columns import names
 
 # What ``run.json`` calls the three numbers of a check of a cold start (``training.cold_start.OnCheck``).
 CHECK = ("cold_start_update", "cold_start_accuracy", "cold_start_seconds_left")
+# The metrics that ``run.json`` holds of the last step.
+METRICS = REWARD, _, EXPERT_CHANGE_RATE = names("reward", "eval_accuracy", "expert_change_rate")
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 # More runs than this do not fit a screen; the screen then shows only the runs in progress.
@@ -66,8 +69,8 @@ def _table(runs: Sequence[Run], elapsed: float) -> Table:
             Text(visible(label)),
             state["status"],
             f"{state['step']}/{state['steps']}",
-            _number(state.get("reward"), ".2f"),
-            _number(state.get("expert_change_rate"), ".4f"),
+            _number(state.get(REWARD), ".2f"),
+            _number(state.get(EXPERT_CHANGE_RATE), ".4f"),
             left if state["cold_start_left"] is None else _clock(state["cold_start_left"]),
         )
     return table

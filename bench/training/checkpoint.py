@@ -50,14 +50,14 @@ class DamagedTensors(ValueError):
     """A file does not hold the tensors that were saved; the message is one line."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors, texts about them, and the checksum of the tensors, atomically."""
     # One text, because safetensors writes several in any order, and equal checkpoints have equal bytes.
     about = {_ABOUT: json.dumps({**metadata, "sha256": _checksum(tensors)})}
     atomic_files.write(path, lambda temporary: save_file(dict(tensors), temporary, metadata=about))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return what ``write_tensors`` wrote. Raises DamagedTensors for other tensors, and OSError."""
     regular_files.opened(path, sys.maxsize).close()  # no link, no pipe
     try:
@@ -71,7 +71,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     return tensors, metadata
 
 
-def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
@@ -81,26 +81,36 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def training_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def training_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return copies of the weights and of the optimizer's moments, by names that ``restore_training`` reads."""
     # clone(): tied weights share memory, which safetensors refuses.
     tensors = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
-    return tensors | {f"optimizer/{name}": value for name, value in moments(optimizer).items()}
+    return tensors | {
+        f"optimizer/{moment}/{name}": value.clone()
+        for name, weight in _named(optimizer).items()
+        for moment, value in optimizer.state.get(weight, {}).items()
+    }
 
 
-def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Load the tensors of ``training_state`` into ``model``, with the biases of bias balancing, and ``optimizer``.
 
     Raises KeyError, and changes nothing, if a moment is not named by a parameter of the optimizer.
     """
-    restore(optimizer, _section("optimizer", tensors))
+    named = _named(optimizer)
+    state: dict[Tensor, dict[str, Tensor]] = {}
+    for key, value in _section("optimizer", tensors).items():
+        moment, _, name = key.partition("/")
+        state.setdefault(named[name], {})[moment] = value.to(named[name].device)
+    optimizer.state.clear()
+    optimizer.state.update(state)
     weights = _section("model", tensors)
     if any(name.endswith(f".{balancing.BIAS}") for name in weights):
         balancing.install(model)
     model.load_state_dict(weights)
 
 
-def _section(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _section(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose keys begin with ``kind``, by the rest of their keys."""
     return {key.removeprefix(f"{kind}/"): value for key, value in tensors.items() if key.startswith(f"{kind}/")}
 
@@ -126,26 +136,6 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
         learner.norms = tensors["norms"].to(learner.model.device)
     sampler.load(_section("sampler", tensors))
     return int(metadata["after_step"])
-
-
-def moments(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return copies of the optimizer's state, as ``<moment>/<name of the parameter>``; empty before the first step."""
-    return {
-        f"{moment}/{name}": value.clone()
-        for name, weight in _named(optimizer).items()
-        for moment, value in optimizer.state.get(weight, {}).items()
-    }
-
-
-def restore(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> None:
-    """Put back what ``moments`` copied. Raises KeyError for a parameter that the optimizer does not have."""
-    named = _named(optimizer)
-    state: dict[Tensor, dict[str, Tensor]] = {}
-    for key, value in saved.items():
-        moment, _, name = key.partition("/")
-        state.setdefault(named[name], {})[moment] = value.to(named[name].device)
-    optimizer.state.clear()
-    optimizer.state.update(state)
 
 
 def _named(optimizer: Optimizer) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ config."""
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from steadymoe.bench.statistics.collapse import FINITE
+
 # A step of torch.linspace in fp32, from whose edges every recorded histogram was counted.
 _FP32_BIN = 0.05000000074505806
 # Edges of the histogram of log π_θ/π_old: 40 bins of 0.05, and one open bin on either side.
@@ -236,45 +238,28 @@ COUNTS = (
 )
 # Each is otherwise as the column of that name above.
 LAYER = (
-    Column("expert_change_rate", "as in updates, for this layer"),
-    Column("expert_set_change_rate", "as in updates, for this layer"),
-    Column("top1_change_rate", "as in updates, for this layer"),
-    Column("router_kl", "as in updates, for this layer"),
-    Column("router_margin", "as in updates, for this layer"),
-    Column("router_confidence", "as in updates, for this layer"),
-    Column("expert_change_per_update", "as in updates, for this layer"),
+    *(Column(name, "as in updates, for this layer") for name in (
+        "expert_change_rate", "expert_set_change_rate", "top1_change_rate", "router_kl", "router_margin",
+        "router_confidence", "expert_change_per_update",
+    )),
     Column("load_entropy",
            "as in steps, for this layer: over the mini-batch's response tokens, or the rollout's for update 0"),
     Column("load_max_violation", "largest load times E, minus 1, for this layer and the tokens of load_entropy"),
     Column("dead_experts", "share of experts that no token of load_entropy chose"),
-    Column("rollout_expert_disagreement", "as in steps, for this layer; update 0 only"),
-    Column("rollout_set_disagreement", "as in steps, for this layer; update 0 only"),
-    Column("rollout_top1_disagreement", "as in steps, for this layer; update 0 only"),
-    Column("rollout_router_kl", "as in steps, for this layer; update 0 only"),
-    Column("expert_change_since_start", "as in steps, for this layer; update 0 only"),
+    *(Column(name, "as in steps, for this layer; update 0 only") for name in (
+        "rollout_expert_disagreement", "rollout_set_disagreement", "rollout_top1_disagreement", "rollout_router_kl",
+        "expert_change_since_start",
+    )),
 )
-# fmt: on
 EVALUATION = (
     Column("step", "steps trained so far; 0 is the cold start", type="int64"),
     Column("prompt", "held-out prompt", type="string"),
     Column("score", "reward of the sampled response", share=True),
     Column("score_greedy", "reward of the greedy response; null if not sampled", share=True),
-    Column(
-        "score_pass",
-        "highest reward of evaluation.pass_k sampled responses; null if not sampled",
-        share=True,
-    ),
+    Column("score_pass", "highest reward of evaluation.pass_k sampled responses; null if not sampled", share=True),
     Column("score_permuted", "score if every token runs the experts of another token", share=True),
 )
-# Column of steps → the scores that it is the mean of.
-EVALUATED = {
-    "eval_accuracy": "score",
-    "eval_greedy": "score_greedy",
-    "eval_pass": "score_pass",
-    "eval_accuracy_permuted": "score_permuted",
-}
-# What a run is judged by: each is taken at the last evaluation.
-OUTCOMES = ("eval_accuracy", "eval_greedy", "eval_pass")
+# fmt: on
 
 
 def tables() -> dict[str, dict[str, Column]]:
@@ -297,6 +282,29 @@ def tables() -> dict[str, dict[str, Column]]:
 
 
 TABLES = tables()
+
+
+def names(*wanted: str) -> tuple[str, ...]:
+    """Return the names of columns. Raises KeyError for one that no table has: at the import of a module that names it.
+
+    A module names at its top what it reads or writes: ``REWARD, ESS = names("reward", "ess")``.
+    """
+    if unknown := [name for name in wanted if not any(name in table for table in TABLES.values())]:
+        raise KeyError(f"no table has the columns {unknown}")
+    return wanted
+
+
+# What a run is judged by: each is taken at the last evaluation.
+OUTCOMES = names("eval_accuracy", "eval_greedy", "eval_pass")
+# Column of steps → the scores that it is the mean of.
+EVALUATED = {
+    "eval_accuracy": "score",
+    "eval_greedy": "score_greedy",
+    "eval_pass": "score_pass",
+    "eval_accuracy_permuted": "score_permuted",
+}
+# ``statistics`` imports no columns.
+names(*EVALUATED, *EVALUATED.values(), *FINITE)
 # Tables with columns that no line here declares: those of the numbers of a loss, ``loss/…``.
 OWN_TABLES = ("steps", "updates")
 # The most such columns of a run, and the longest name of one.

@@ -96,7 +96,8 @@ class Decoder:
         fed_RV = self._next_logprobs(token_B1[fed_R], alive_B1[fed_R], self.mask_BS[fed_R], self._position_B1[fed_R])
         for kept, missing in ((self._chosen, NO_ROUTE), (self._gates, 0.0), (self._router_logits, 0.0)):
             if kept:
-                kept[-1] = _widened(kept[-1], fed_R, rows, missing)
+                wide_LBX = kept[-1].new_full((kept[-1].shape[0], rows, *kept[-1].shape[2:]), missing)
+                kept[-1] = wide_LBX.index_copy(1, fed_R, kept[-1])
         return all_logprobs_BV.index_copy(0, fed_R, fed_RV)
 
     @property
@@ -157,9 +158,3 @@ class Decoder:
         else:
             logits = feed(attention_mask=mask_so_far, past_key_values=self._cache, use_cache=True).logits
         return logits[:, -1]
-
-
-def _widened(values_LRX: Tensor, rows_R: Tensor, rows: int, missing: float) -> Tensor:
-    """``values_LRX`` of some rows as the values of all rows, ``missing`` elsewhere."""
-    wide_LBX = values_LRX.new_full((values_LRX.shape[0], rows, *values_LRX.shape[2:]), missing)
-    return wide_LBX.index_copy(1, rows_R, values_LRX)

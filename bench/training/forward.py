@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms.parts import dimensions, joined_by
+from steadymoe.algorithms.parts import dimensions, joined_by, rows
 from steadymoe.bench.training import packing
 from steadymoe.bench.training.packing import Layout, separate
 from steadymoe.models.attention import in_two_parts
@@ -50,7 +50,7 @@ class Sequences:
 
     def rows(self, index: Tensor) -> "Sequences":
         """Return a part of the batch, with the same padding."""
-        return Sequences(self.tokens_BS[index], self.mask_BS[index], self.response_width)
+        return rows(self, index)
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,9 @@ class Extras:
     """What the logits are divided by: log-probabilities and entropy are those of this temperature."""
 
 
+PLAIN = Extras()
+
+
 def _of_responses(values_LNX: Sequence[Tensor], layout: Layout) -> Tensor:
     """Return each layer's values of one forward at the response tokens, without gradient."""
     return torch.stack([layout.of_responses(values_NX.detach()) for values_NX in values_LNX])
@@ -124,7 +127,7 @@ def forward(
     model: PreTrainedModel,
     sequences: Sequences,
     precision: str,
-    extras: Extras = Extras(),
+    extras: Extras = PLAIN,
     forced_LBFK: Tensor | None = None,
     heads_LHE: Sequence[Tensor] | None = None,
     layout: Layout | None = None,

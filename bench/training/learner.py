@@ -6,25 +6,30 @@ positions, F positions fed, L MoE layers, K experts a token, H hidden.
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, LossOutput
-from steadymoe.algorithms.parts import joined
+from steadymoe.algorithms.parts import joined, rows
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.training import optimizers, token_metrics
-from steadymoe.bench.training.columns_of_step import Measured, routing_columns
+from steadymoe.bench.training.columns import names
 from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Rollout
+from steadymoe.bench.training.step_rows import Measured, routing_columns
 from steadymoe.models import balancing
 from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE, experts_of
 from steadymoe.models.snapshots import Lag
+
+LOSS, GRAD_NORM, NORM_CUT, ROUTING_LAGGED, ENTROPY = names("loss", "grad_norm", "norm_cut", "routing_lagged", "entropy")
+(ROUTE_PREDICTION_KL,) = names("route_prediction_kl")
 
 # Replays of the sampler's own routes.
 RECALLS = ("r3", "r3_gates", "r3_filtered")
@@ -88,21 +93,17 @@ class Learner:
         forced_LBFK = rollout.routes_LBFK if self._replay in RECALLS else self.lagged_routes(rollout, parts)
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         now = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
-        order_B = _in_order_of_the_rollout(parts)
-
-        def ordered(values: Tensor | None, dim: int = 0) -> Tensor | None:
-            return None if values is None else values.index_select(dim, order_B)
-
-        routed = now.routes_LBFK is not None
-        return OldPolicy(
-            logprobs_BT=now.logprobs_BT[order_B],
-            routes_LBFK=ordered(now.routes_LBFK, 1),
-            executed_LBFK=ordered(now.executed_LBFK, 1),
-            router_logprobs_LBTE=ordered(now.router_logprobs_LBTE, 1) if routed else None,
-            router_inputs_LBTH=ordered(now.router_inputs_LBTH, 1) if self.predictor else None,
-            top_logprobs_BTK=ordered(now.top_logprobs_BTK),
-            reference_logprobs_BT=self.reference_logprobs(rollout, minibatches),
+        old = OldPolicy(
+            logprobs_BT=now.logprobs_BT,
+            routes_LBFK=now.routes_LBFK,
+            executed_LBFK=now.executed_LBFK,
+            router_logprobs_LBTE=None if now.routes_LBFK is None else now.router_logprobs_LBTE,
+            router_inputs_LBTH=now.router_inputs_LBTH if self.predictor else None,
+            top_logprobs_BTK=now.top_logprobs_BTK,
+            reference_logprobs_BT=None,
         )
+        reference_BT = self.reference_logprobs(rollout, minibatches)
+        return replace(rows(old, _in_order_of_the_rollout(parts)), reference_logprobs_BT=reference_BT)
 
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout, minibatches: Sequence[list[MicroBatch]]) -> Tensor | None:
@@ -163,14 +164,15 @@ class Learner:
                 routes = [now.routes_LBFK for now in forwards if now.routes_LBFK is not None]
                 balancing.balance(self.model, torch.cat(routes, 1), routing.bias_speed)
         self.optimizer.zero_grad()
-        columns = {"loss": loss, "grad_norm": grad_norm, "norm_cut": (grad_norm > largest).to(loss.dtype)}
+        columns = {LOSS: loss, GRAD_NORM: grad_norm, NORM_CUT: (grad_norm > largest).to(loss.dtype)}
         if self.lag is not None:
-            columns["routing_lagged"] = loss.new_tensor(float(is_lagged))
+            columns[ROUTING_LAGGED] = loss.new_tensor(float(is_lagged))
         if predictions and self._measures:
             assert old.routes_LBFK is not None  # of a model with routers
-            columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(old.routes_LBFK)
+            columns[ROUTE_PREDICTION_KL] = torch.stack(predictions).sum() / len(old.routes_LBFK)
         forced_LMFK = None if forced_LBFK is None else forced_LBFK[:, rows_M]
-        return self._measured(columns, old, rows_M, joined(batches), joined(outputs), joined(forwards), forced_LMFK)
+        old_M = rows(old, rows_M)
+        return self._measured(columns, old_M, joined(batches), joined(outputs), joined(forwards), forced_LMFK)
 
     def _clip(self) -> tuple[Tensor, float]:
         """Clip the gradient; return its norm before, and the norm that it was allowed."""
@@ -189,7 +191,6 @@ class Learner:
         self,
         columns: dict[str, Tensor],
         old: OldPolicy,
-        rows_M: Tensor,
         batch: Batch,
         output: LossOutput,
         now: Forward,
@@ -197,7 +198,7 @@ class Learner:
     ) -> Measured:
         """``columns`` and, unless ``measure=little``, ratios, clips and routing of one update."""
         entropy = token_metrics.mean(batch.get("entropy_BT"), batch.mask_BT)
-        measured = Measured(columns | {"entropy": entropy}, {}, {})
+        measured = Measured(columns | {ENTROPY: entropy}, {}, {})
         if not self._measures:
             return measured
         overall, histograms = token_metrics.of_update(batch, output)
@@ -206,7 +207,7 @@ class Learner:
         if now.routes_LBFK is None:
             return measured
         filters = self.config.routing.score_share is not None
-        return measured | routing_columns(old, rows_M, now, batch.mask_BT, self.experts, forced_LMFK, filters)
+        return measured | routing_columns(old, now, batch.mask_BT, self.experts, forced_LMFK, filters)
 
     def _learn_to_predict(self, share: Tensor, old: OldPolicy, rows: Tensor, now: Forward, mask_BT: Tensor) -> Tensor:
         """Run the backward of PR²'s heads on a ``share`` of the mini-batch's tokens and return its part of the KL."""

@@ -1,9 +1,10 @@
 """The old policy, at the weights that sampled: computed by a forward of the trainer, or taken from the sampler."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from steadymoe.algorithms.parts import dimensions
 from steadymoe.bench.training.sampling import Rollout
 
 # A token is apart if its log-probabilities in sampler and trainer differ by more than this; the largest share of such
@@ -16,16 +17,16 @@ _APART, _FEW = 1e-4, 0.01
 class OldPolicy:
     """The training forward of a whole rollout at the weights that sampled it, and extra fields that losses read."""
 
-    logprobs_BT: Tensor
-    routes_LBFK: Tensor | None
+    logprobs_BT: Tensor = field(metadata=dimensions("BT"))
+    routes_LBFK: Tensor | None = field(metadata=dimensions("LBFK"))
     """The routers' own choice, whichever experts ran."""
-    executed_LBFK: Tensor | None
+    executed_LBFK: Tensor | None = field(metadata=dimensions("LBFK"))
     """The experts that ran: the routers' own choice, except under R3, PR² and lagged routing."""
-    router_logprobs_LBTE: Tensor | None
-    router_inputs_LBTH: Tensor | None
+    router_logprobs_LBTE: Tensor | None = field(metadata=dimensions("LBTE"))
+    router_inputs_LBTH: Tensor | None = field(metadata=dimensions("LBTH"))
     """The inputs of the routers, kept only for PR²."""
-    top_logprobs_BTK: Tensor | None
-    reference_logprobs_BT: Tensor | None
+    top_logprobs_BTK: Tensor | None = field(metadata=dimensions("BTK"))
+    reference_logprobs_BT: Tensor | None = field(metadata=dimensions("BT"))
     """Log-probabilities under the weights of the cold start."""
 
 

@@ -105,7 +105,7 @@ def _by_shape(model: PreTrainedModel, named: Named, of_adamw: Collection[str]) -
 class ChainedOptimizer(Optimizer):
     """Several optimizers, each with weights of its own, as one (Megatron-LM's ``ChainedOptimizer``).
 
-    It shares its parameter groups and its state with them, so ``checkpoint.restore`` sets the state in place.
+    It shares its parameter groups and its state with them, so ``checkpoint.restore_training`` sets the state in place.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:

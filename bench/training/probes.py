@@ -3,15 +3,26 @@
 Shapes: B sequences, T response positions, F positions fed, N response tokens, L MoE layers, K experts a token.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.bench.training import routing_drift, token_metrics
-from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
+from steadymoe.bench.training.columns import names
+from steadymoe.bench.training.forward import PLAIN, Extras, Forward, Sequences, forward
 from steadymoe.bench.training.sampling import Rollout, check_routes
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
+
+REPLAY_KL = names("replay_kl", "replay_kl_free", "replay_kl_shifted")
+EXPERT_CHANGE_PER_UPDATE, LOG_RATIO_MOMENT_UNCHANGED = names("expert_change_per_update", "log_ratio_moment_unchanged")
+ROLLOUT_KL_K3, RELATIVE_STEP_OTHERS, ROUTING_SHARE = names("rollout_kl_k3", "relative_step_others", "routing_share")
+LOG_RATIO_MOMENT_TOP, RELATIVE_STEP_ROUTERS = names("log_ratio_moment_top", "relative_step_routers")
+LOG_RATIO_MOMENT_TOP_CHANGED, LOG_RATIO_MOMENT_PINNED = names("log_ratio_moment_top_changed", "log_ratio_moment_pinned")
+LOG_RATIO_MOMENT_FREE, LOG_RATIO_COVARIANCE_ROUTING = names("log_ratio_moment_free", "log_ratio_covariance_routing")
+LOG_RATIO_MOMENT_CHANGED, LOG_RATIO_MOMENT_ROUTING = names("log_ratio_moment_changed", "log_ratio_moment_routing")
 
 # The tokens that moved most, of all: ``tail`` tells their part of the moment.
 _TOP = 0.001
@@ -20,17 +31,9 @@ _TOP = 0.001
 class Probe:
     """Fixed sequences under a model that changes. A dense model has nothing to measure."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sequences: Sequences,
-        precision: str,
-        kept_BTV: Tensor | None = None,
-        temperature: float = 1.0,
-    ) -> None:
-        """``kept_BTV``: the tokens over which log-probabilities are normalised; all for None."""
-        self._sequences, self._precision = sequences, precision
-        self._extras = Extras(kept_BTV=kept_BTV, temperature=temperature)
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = PLAIN) -> None:
+        """``extras``: mask replay and temperature, as the ratio of the updates has them."""
+        self._sequences, self._precision, self._extras = sequences, precision, extras
         self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
@@ -56,19 +59,12 @@ class UpdateProbe(Probe):
     forward of twice the rows costs less than two forwards.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sequences: Sequences,
-        precision: str,
-        kept_BTV: Tensor | None = None,
-        temperature: float = 1.0,
-    ) -> None:
-        """``kept_BTV`` and ``temperature``: as the ratio of the updates has them (mask replay, rollout.temperature)."""
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = PLAIN) -> None:
         self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
         twice_B = torch.arange(self._rows, device=device).repeat(2)
-        kept_BTV = None if kept_BTV is None else kept_BTV[twice_B]
-        super().__init__(model, sequences.rows(twice_B), precision, kept_BTV, temperature)
+        if extras.kept_BTV is not None:
+            extras = replace(extras, kept_BTV=extras.kept_BTV[twice_B])
+        super().__init__(model, sequences.rows(twice_B), precision, extras)
         self._last = self._first
         self._before = [weight.detach().clone() for weight in _whole_weights(model)]
 
@@ -97,10 +93,10 @@ class UpdateProbe(Probe):
         changed_N = routing_drift.any_layer(first_LBFK, now_LBFK, mask_BT)
         halves = (now.logprobs_BT - first.logprobs_BT).split(rows)
         free_N, pinned_N = (half_BT[mask_BT.bool()] for half_BT in halves)
-        overall = {"expert_change_per_update": moved.expert} | attribution(free_N, pinned_N, changed_N)
+        overall = {EXPERT_CHANGE_PER_UPDATE: moved.expert} | attribution(free_N, pinned_N, changed_N)
         overall |= tail(free_N, changed_N)
         overall |= self._relative_steps(model)
-        return overall, {"expert_change_per_update": moved.expert_L}
+        return overall, {EXPERT_CHANGE_PER_UPDATE: moved.expert_L}
 
     @torch.no_grad()
     def _relative_steps(self, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -108,13 +104,14 @@ class UpdateProbe(Probe):
         of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
         squares: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
         for weight, before in zip(_whole_weights(model), self._before, strict=True):
-            step, size = squares.setdefault("routers" if id(weight) in of_routers else "others", ([], []))
+            step, size = squares.setdefault(
+                RELATIVE_STEP_ROUTERS if id(weight) in of_routers else RELATIVE_STEP_OTHERS, ([], [])
+            )
             step.append((weight - before).square().sum())
             size.append(before.square().sum())
             before.copy_(weight)
         return {
-            f"relative_step_{name}": (torch.stack(step).sum() / torch.stack(size).sum()).sqrt()
-            for name, (step, size) in squares.items()
+            name: (torch.stack(step).sum() / torch.stack(size).sum()).sqrt() for name, (step, size) in squares.items()
         }
 
 
@@ -125,7 +122,7 @@ def replay_columns(
     replayed_BT: Tensor,
     free_BT: Tensor,
     precision: str,
-    temperature: float = 1.0,
+    extras: Extras = PLAIN,
 ) -> dict[str, Tensor]:
     """Return columns that show whether replayed routes are those of the tokens that they are forced on.
 
@@ -137,20 +134,15 @@ def replay_columns(
     mask_BT, shifted = rollout.sequences.response_mask_BT, []
 
     def kl(logprobs_BT: Tensor) -> Tensor:
-        return token_metrics.of_mismatch(rollout.logprobs_BT, logprobs_BT, mask_BT)["rollout_kl_k3"]
+        return token_metrics.of_mismatch(rollout.logprobs_BT, logprobs_BT, mask_BT)[ROLLOUT_KL_K3]
 
     for by, emptied in ((1, 0), (-1, -1)):
         routes_LBFK = rollout.routes_LBFK.roll(by, 2)
         routes_LBFK[:, :, emptied] = NO_ROUTE
         gates_LBFK = None if rollout.gates_LBFK is None else rollout.gates_LBFK.roll(by, 2)
-        extras = Extras(kept_BTV=rollout.kept_BTV, temperature=temperature)
         moved = forward(model, rollout.sequences, precision, extras, routes_LBFK, gates_LBFK=gates_LBFK)
         shifted.append(kl(moved.logprobs_BT))
-    return {
-        "replay_kl": kl(replayed_BT),
-        "replay_kl_free": kl(free_BT),
-        "replay_kl_shifted": torch.stack(shifted).min(),
-    }
+    return dict(zip(REPLAY_KL, (kl(replayed_BT), kl(free_BT), torch.stack(shifted).min()), strict=True))
 
 
 def _routes(now: Forward) -> Tensor:
@@ -177,8 +169,8 @@ def tail(log_ratio_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
         return {}
     top = square_N.topk(max(1, round(_TOP * len(square_N))))
     return {
-        "log_ratio_moment_top": top.values.sum() / whole,
-        "log_ratio_moment_top_changed": (top.values * changed_N[top.indices]).sum() / whole,
+        LOG_RATIO_MOMENT_TOP: top.values.sum() / whole,
+        LOG_RATIO_MOMENT_TOP_CHANGED: (top.values * changed_N[top.indices]).sum() / whole,
     }
 
 
@@ -193,14 +185,14 @@ def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str
     """
     difference_N = free_N - pinned_N
     columns = {
-        "log_ratio_moment_free": free_N.square().mean(),
-        "log_ratio_moment_pinned": pinned_N.square().mean(),
-        "log_ratio_moment_routing": difference_N.square().mean(),
-        "log_ratio_covariance_routing": (pinned_N * difference_N).mean(),
+        LOG_RATIO_MOMENT_FREE: free_N.square().mean(),
+        LOG_RATIO_MOMENT_PINNED: pinned_N.square().mean(),
+        LOG_RATIO_MOMENT_ROUTING: difference_N.square().mean(),
+        LOG_RATIO_COVARIANCE_ROUTING: (pinned_N * difference_N).mean(),
     }
-    if columns["log_ratio_moment_free"] > 0:
-        columns["routing_share"] = 1 - columns["log_ratio_moment_pinned"] / columns["log_ratio_moment_free"]
-    for name, chosen_N in (("changed", changed_N), ("unchanged", ~changed_N)):
+    if columns[LOG_RATIO_MOMENT_FREE] > 0:
+        columns[ROUTING_SHARE] = 1 - columns[LOG_RATIO_MOMENT_PINNED] / columns[LOG_RATIO_MOMENT_FREE]
+    for name, chosen_N in ((LOG_RATIO_MOMENT_CHANGED, changed_N), (LOG_RATIO_MOMENT_UNCHANGED, ~changed_N)):
         if chosen_N.any():
-            columns[f"log_ratio_moment_{name}"] = free_N[chosen_N].square().mean()
+            columns[name] = free_N[chosen_N].square().mean()
     return columns

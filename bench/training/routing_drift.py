@@ -10,6 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steadymoe.bench.training.columns import names
+
+SHIFT = names("router_kl", "router_shift_mean", "router_shift_min", "router_shift_p10", "router_shift_floored")
+LOAD = names("load_entropy", "load_max_violation", "dead_experts")
+
 
 @dataclass(frozen=True)
 class Change:
@@ -93,13 +98,9 @@ class Shift:
     @property
     def columns(self) -> dict[str, Tensor]:
         """Scalars by column: the KL over all layers; over tokens γ's mean, minimum, tenth percentile, share floored."""
-        return {
-            "router_kl": self.kl_L.mean(),
-            "router_shift_mean": self.gamma_N.mean(),
-            "router_shift_min": self.gamma_N.min(),
-            "router_shift_p10": self.gamma_N.quantile(0.1),
-            "router_shift_floored": (self.gamma_N < SHIFT_FLOOR).float().mean(),
-        }
+        floored, tenth = (self.gamma_N < SHIFT_FLOOR).float().mean(), self.gamma_N.quantile(0.1)
+        numbers = self.kl_L.mean(), self.gamma_N.mean(), self.gamma_N.min(), tenth, floored
+        return dict(zip(SHIFT, numbers, strict=True))
 
 
 # RSPO's floor in a re-implementation (algorithms/rspo.py). A column holds the share of tokens below it.
@@ -185,11 +186,7 @@ class Load:
     @property
     def columns(self) -> dict[str, Tensor]:
         """The tensors, (L,), by column."""
-        return {
-            "load_entropy": self.entropy_L,
-            "load_max_violation": self.max_violation_L,
-            "dead_experts": self.dead_L,
-        }
+        return dict(zip(LOAD, (self.entropy_L, self.max_violation_L, self.dead_L), strict=True))
 
 
 def load(routes_LBFK: Tensor, mask_BT: Tensor, experts: int) -> Load:

@@ -5,13 +5,15 @@ F = S − 1 positions fed, V vocabulary, L MoE layers, E experts, K experts a to
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import BatchEncoding, PreTrainedModel
 
+from steadymoe.algorithms import parts
 from steadymoe.algorithms.parts import dimensions, joined, joined_by
 from steadymoe.bench.tasks import Task, decoded, end_ids, score
 from steadymoe.bench.training.decoding import Decoder
@@ -68,48 +70,31 @@ class Rollout:
 
     def rows(self, index_B: Tensor) -> "Rollout":
         """Return a part of the rollout, with the same padding."""
-        return Rollout(
-            self.sequences.rows(index_B),
-            self.logprobs_BT[index_B],
-            None if self.routes_LBFK is None else self.routes_LBFK[:, index_B],
-            self.scores_B[index_B],
-            None if self.top_tokens_BTK is None else self.top_tokens_BTK[index_B],
-            None if self.top_logprobs_BTK is None else self.top_logprobs_BTK[index_B],
-            None if self.router_logprobs_LBTE is None else self.router_logprobs_LBTE[:, index_B],
-            None if self.kept_BTV is None else self.kept_BTV[index_B],
-            None if self.gates_LBFK is None else self.gates_LBFK[:, index_B],
-        )
+        return replace(parts.rows(self, index_B), sequences=self.sequences.rows(index_B))
 
     def padded(self, left: int, right: int) -> "Rollout":
         """Return the same with more padding: ``left`` positions before the prompts, ``right`` after the responses."""
-        sequences, routes = self.sequences, self.routes_LBFK
-        return Rollout(
-            Sequences(
-                pad(sequences.tokens_BS, (left, right)),
-                pad(sequences.mask_BS, (left, right)),
-                sequences.response_width + right,
-            ),
-            pad(self.logprobs_BT, (0, right)),
-            None if routes is None else pad(routes, (0, 0, left, right), value=NO_ROUTE),
-            self.scores_B,
-            None if self.top_tokens_BTK is None else pad(self.top_tokens_BTK, (0, 0, 0, right)),
-            None if self.top_logprobs_BTK is None else pad(self.top_logprobs_BTK, (0, 0, 0, right)),
-            None if self.router_logprobs_LBTE is None else pad(self.router_logprobs_LBTE, (0, 0, 0, right)),
-            None if self.kept_BTV is None else pad(self.kept_BTV, (0, 0, 0, right), value=True),
-            None if self.gates_LBFK is None else pad(self.gates_LBFK, (0, 0, left, right)),
-        )
+        both, after, fills = (left, right), (0, right), {"routes_LBFK": NO_ROUTE, "kept_BTV": True}
+        tokens_BS, mask_BS = (pad(each, both) for each in (self.sequences.tokens_BS, self.sequences.mask_BS))
+        made: dict[str, Any] = {"sequences": Sequences(tokens_BS, mask_BS, self.sequences.response_width + right)}
+        for each in fields(self):
+            letters, values = parts.dimensions_of(each) or "", getattr(self, each.name)
+            if letters and values is not None:
+                amounts = [by for letter in reversed(letters) for by in {"T": after, "F": both}.get(letter, (0, 0))]
+                made[each.name] = pad(values, amounts, value=fills.get(each.name, 0))
+        return replace(self, **made)
 
 
-def join(parts: Sequence[Rollout]) -> Rollout:
+def join(rollouts: Sequence[Rollout]) -> Rollout:
     """Concatenate rollouts, padded to the longest prompt and the longest response."""
-    if len(parts) == 1:
-        return parts[0]
-    prompts = [part.sequences.tokens_BS.shape[1] - part.sequences.response_width for part in parts]
-    responses = [part.sequences.response_width for part in parts]
+    if len(rollouts) == 1:
+        return rollouts[0]
+    prompts = [part.sequences.tokens_BS.shape[1] - part.sequences.response_width for part in rollouts]
+    responses = [part.sequences.response_width for part in rollouts]
     return joined(
         [
             part.padded(max(prompts) - prompt, max(responses) - response)
-            for part, prompt, response in zip(parts, prompts, responses, strict=True)
+            for part, prompt, response in zip(rollouts, prompts, responses, strict=True)
         ]
     )
 

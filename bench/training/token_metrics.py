@@ -12,6 +12,20 @@ from torch import Tensor
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.ops import log_ratio, product_log_ratio, sequence_log_ratio
 from steadymoe.bench.training import columns
+from steadymoe.bench.training.columns import names
+
+TOKEN_RATIO_MEAN, TOKEN_RATIO_MAX, ESS, LOSS_NUMBER = names("token_ratio_mean", "token_ratio_max", "ess", "loss_number")
+TOKEN_RATIO_VARIANCE, SEQUENCE_RATIO_VARIANCE = names("token_ratio_variance", "sequence_ratio_variance")
+CLIP_FRACTION, CLIP_FRACTION_LOW, CLIP_FRACTION_HIGH = names("clip_fraction", "clip_fraction_low", "clip_fraction_high")
+CORRECTION_WEIGHT, CORRECTION_REJECTED, ROLLOUT_ESS = names("correction_weight", "correction_rejected", "rollout_ess")
+TOKEN_RATIO_HISTOGRAM, ROLLOUT_KL_K1, ROLLOUT_KL_K3 = names("token_ratio_histogram", "rollout_kl_k1", "rollout_kl_k3")
+SEQUENCE_LOG_RATIO_VARIANCE_HISTOGRAM, REWARD = names("sequence_log_ratio_variance_histogram", "reward")
+ROLLOUT_CHI2_TOKEN, ROLLOUT_CHI2_SEQUENCE = names("rollout_chi2_token", "rollout_chi2_sequence")
+ROLLOUT_RATIO_MEAN, ROLLOUT_OUTSIDE_SHARE = names("rollout_ratio_mean", "rollout_outside_share")
+ROLLOUT_EXTREME_SHARE, ROLLOUT_LOGPROB_GAP_MAX = names("rollout_extreme_share", "rollout_logprob_gap_max")
+ROLLOUT_PROBABILITY_CORRELATION, PROMPTS_SAMPLED = names("rollout_probability_correlation", "prompts_sampled")
+GROUPS_WITHOUT_SIGNAL, LOG_RATIO_MOMENT_FREE = names("groups_without_signal", "log_ratio_moment_free")
+ROUTING_SHARE, LOG_RATIO_MOMENT_PINNED = names("routing_share", "log_ratio_moment_pinned")
 
 # The edges of histograms in fp32, as values are.
 _LOG_RATIO_EDGES = torch.tensor(columns.LOG_RATIO_EDGES, dtype=torch.float32)
@@ -52,24 +66,24 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict
         square_BT = torch.where(mask_BT, (log_ratio_BT - mean_B[:, None]).square(), 0.0)
         variance_B = (square_BT.sum(-1) / mask_BT.sum(-1))[has_token_B]
         numbers = {
-            "token_ratio_mean": ratio_N.mean(),
-            "token_ratio_max": ratio_N.max(),
-            "token_ratio_variance": ratio_N.var(correction=0),
-            "sequence_ratio_variance": ratio_B.var(correction=0),
-            "ess": ratio_N.sum().square() / (ratio_N.square().sum() * ratio_N.numel()),
+            TOKEN_RATIO_MEAN: ratio_N.mean(),
+            TOKEN_RATIO_MAX: ratio_N.max(),
+            TOKEN_RATIO_VARIANCE: ratio_N.var(correction=0),
+            SEQUENCE_RATIO_VARIANCE: ratio_B.var(correction=0),
+            ESS: ratio_N.sum().square() / (ratio_N.square().sum() * ratio_N.numel()),
         }
         if "clipped_low_BT" in output.metrics:
             low = output.metrics["clipped_low_BT"][mask_BT].float().mean()
             high = output.metrics["clipped_high_BT"][mask_BT].float().mean()
-            numbers |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
+            numbers |= {CLIP_FRACTION: low + high, CLIP_FRACTION_LOW: low, CLIP_FRACTION_HIGH: high}
         if "weights_BT" in output.metrics:
             weights_N = output.metrics["weights_BT"][mask_BT]
-            numbers |= {"correction_weight": weights_N.mean(), "correction_rejected": (weights_N == 0).float().mean()}
+            numbers |= {CORRECTION_WEIGHT: weights_N.mean(), CORRECTION_REJECTED: (weights_N == 0).float().mean()}
         if "loss_number" in output.metrics:
-            numbers["loss_number"] = output.metrics["loss_number"]
+            numbers[LOSS_NUMBER] = output.metrics["loss_number"]
         return numbers, {
-            "token_ratio_histogram": _counts(log_ratio_N, _LOG_RATIO_EDGES),
-            "sequence_log_ratio_variance_histogram": _counts(variance_B, _VARIANCE_EDGES),
+            TOKEN_RATIO_HISTOGRAM: _counts(log_ratio_N, _LOG_RATIO_EDGES),
+            SEQUENCE_LOG_RATIO_VARIANCE_HISTOGRAM: _counts(variance_B, _VARIANCE_EDGES),
         }
 
 
@@ -94,16 +108,16 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
     delta_N, rho_N = delta_BT[mask], delta_BT[mask].exp()
     probabilities_2N = torch.stack([old_logprobs_BT[mask], rollout_logprobs_BT[mask]]).exp()
     return {
-        "rollout_kl_k1": -delta_N.mean(),
-        "rollout_kl_k3": (delta_N.expm1() - delta_N).mean(),
-        "rollout_chi2_token": rho_N.square().mean() - 1,
-        "rollout_chi2_sequence": (2 * product_log_ratio(delta_BT, mask_BT)[mask.any(-1)]).exp().mean() - 1,
-        "rollout_ess": rho_N.sum().square() / (rho_N.square().sum() * rho_N.numel()),
-        "rollout_ratio_mean": rho_N.mean(),
-        "rollout_outside_share": ((rho_N < 0.9) | (rho_N > 1.1)).float().mean(),
-        "rollout_extreme_share": (delta_N.abs() > math.log(2)).float().mean(),
-        "rollout_logprob_gap_max": delta_N.abs().max(),
-        "rollout_probability_correlation": torch.corrcoef(probabilities_2N)[0, 1],
+        ROLLOUT_KL_K1: -delta_N.mean(),
+        ROLLOUT_KL_K3: (delta_N.expm1() - delta_N).mean(),
+        ROLLOUT_CHI2_TOKEN: rho_N.square().mean() - 1,
+        ROLLOUT_CHI2_SEQUENCE: (2 * product_log_ratio(delta_BT, mask_BT)[mask.any(-1)]).exp().mean() - 1,
+        ROLLOUT_ESS: rho_N.sum().square() / (rho_N.square().sum() * rho_N.numel()),
+        ROLLOUT_RATIO_MEAN: rho_N.mean(),
+        ROLLOUT_OUTSIDE_SHARE: ((rho_N < 0.9) | (rho_N > 1.1)).float().mean(),
+        ROLLOUT_EXTREME_SHARE: (delta_N.abs() > math.log(2)).float().mean(),
+        ROLLOUT_LOGPROB_GAP_MAX: delta_N.abs().max(),
+        ROLLOUT_PROBABILITY_CORRELATION: torch.corrcoef(probabilities_2N)[0, 1],
     }
 
 
@@ -115,9 +129,9 @@ def of_rewards(scores_PG: Tensor, rewards_KG: Tensor) -> dict[str, float]:
     """
     rewards_PG = torch.cat([rewards_KG, scores_PG[len(rewards_KG) :]])
     return {
-        "reward": scores_PG.mean().item(),
-        "groups_without_signal": (rewards_PG == rewards_PG[:, :1]).all(-1).float().mean().item(),
-        "prompts_sampled": len(scores_PG),
+        REWARD: scores_PG.mean().item(),
+        GROUPS_WITHOUT_SIGNAL: (rewards_PG == rewards_PG[:, :1]).all(-1).float().mean().item(),
+        PROMPTS_SAMPLED: len(scores_PG),
     }
 
 
@@ -132,8 +146,8 @@ def of_step(updates: list[dict[str, float]]) -> dict[str, float]:
         if name not in ("step", "update"):
             values = [update[name] for update in updates if name in update]
             row[name] = _REDUCTIONS[columns.of_metric(name).over_updates](values)
-    if row.get("log_ratio_moment_free", 0) > 0:
-        row["routing_share"] = 1 - row["log_ratio_moment_pinned"] / row["log_ratio_moment_free"]
+    if row.get(LOG_RATIO_MOMENT_FREE, 0) > 0:
+        row[ROUTING_SHARE] = 1 - row[LOG_RATIO_MOMENT_PINNED] / row[LOG_RATIO_MOMENT_FREE]
     return row
 
 

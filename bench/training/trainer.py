@@ -17,13 +17,19 @@ from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.seeding import numpy_generator, seeded_globals, torch_generator
 from steadymoe.bench.tasks import Task, sample
 from steadymoe.bench.training import samples
-from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, rollout_columns
+from steadymoe.bench.training.columns import names
+from steadymoe.bench.training.forward import Extras
 from steadymoe.bench.training.learner import RECALLS, Learner
 from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy, as_sampled, check_sampler
 from steadymoe.bench.training.probes import Probe, UpdateProbe, replay_columns
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
+from steadymoe.bench.training.step_rows import Measured, Row, StepRows, rollout_columns
 from steadymoe.models.engine import Sampler
+
+ROLLOUT_SECONDS, OLD_POLICY_SECONDS, PROBE_SECONDS = names("rollout_seconds", "old_policy_seconds", "probe_seconds")
+UPDATE_SECONDS, EVALUATION_SECONDS, SCORE = names("update_seconds", "evaluation_seconds", "score")
+SCORE_GREEDY, SCORE_PASS, SCORE_PERMUTED = names("score_greedy", "score_pass", "score_permuted")
 
 
 @dataclass(frozen=True)
@@ -65,32 +71,34 @@ class Trainer:
     def _step(self, step: int) -> StepResult:
         clock, rows = Clock(self.model.device), StepRows(step)
         try:
-            with clock("rollout_seconds"):
+            with clock(ROLLOUT_SECONDS):
                 rollout, scores_PG, tokens_sampled = self.sample(step)
         except FloatingPointError:
             return StepResult({"steps": [{"step": step} | clock.seconds]}, diverged_at_update=0)
 
         minibatches = self.minibatches(step)
-        with clock("old_policy_seconds"):
+        with clock(OLD_POLICY_SECONDS):
             old, recomputed = self.old_policy(rollout, minibatches, step)
         rewards_B = self.rewards(rollout, old)
         if self.config.rollout.shuffle_rewards:
             rewards_B = self._shuffled(rewards_B, step)
         advantages_BT = self.advantages(rewards_B, rollout.sequences.response_mask_BT)
 
-        with clock("probe_seconds"):
+        with clock(PROBE_SECONDS):
             probe, measured_rollout = self.probe(step, rollout, old, recomputed)
-        rows.add_rollout(rollout, rewards_B, scores_PG, tokens_sampled, measured_rollout)
+        mask_BT, rewards_KG = rollout.sequences.response_mask_BT, rewards_B.view(-1, scores_PG.shape[1])
+        counts = int(mask_BT.any(-1).sum()), int(mask_BT.sum()), tokens_sampled
+        rows.add_rollout(scores_PG, rewards_KG, *counts, measured_rollout)
         rows.add_rewards(rewards_B, rollout, old)
 
         diverged_at_update = None
         for update, minibatch in enumerate(minibatches, start=1):
             per_rollout = self.config.updates_per_rollout
             self.learner.schedule((step - 1) * per_rollout + update, self.config.rollouts * per_rollout)
-            with clock("update_seconds"):
+            with clock(UPDATE_SECONDS):
                 measured = self.learner.update(rollout, old, advantages_BT, minibatch, first=update == 1)
             if probe is not None:
-                with clock("probe_seconds"):
+                with clock(PROBE_SECONDS):
                     measured |= Measured(*probe.after_update(self.model), {})
             rows.add_update(self.learner.learning_rate, measured)
             if not measured.is_finite:
@@ -99,7 +107,7 @@ class Trainer:
 
         if step % self.config.in_rollouts(self.config.evaluation.every) == 0 or step == self.config.rollouts:
             try:
-                with clock("evaluation_seconds"):
+                with clock(EVALUATION_SECONDS):
                     rows.add_evaluations(self.evaluate(step))
             except FloatingPointError:
                 diverged_at_update = rows.updates
@@ -124,19 +132,19 @@ class Trainer:
         decoding = Decoding(precision=self.config.precision, routes=permutes)
         made = self._respond("evaluation", self._held_out, 1, decoding)
         rows: list[Row] = [
-            {"step": step, "prompt": prompt, "score": score}
+            {"step": step, "prompt": prompt, SCORE: score}
             for prompt, score in zip(self._held_out, made.scores_B.tolist(), strict=True)
         ]
         found = {}
         if ends or self._measures:
             greedy = replace(decoding, greedy=True, routes=False)
-            found["score_greedy"] = self._respond("evaluation", self._held_out, 1, greedy).scores_B
+            found[SCORE_GREEDY] = self._respond("evaluation", self._held_out, 1, greedy).scores_B
         if ends and numbers.pass_k:
-            found["score_pass"] = self._best_scores(numbers.pass_k, replace(decoding, routes=False))
+            found[SCORE_PASS] = self._best_scores(numbers.pass_k, replace(decoding, routes=False))
         if permutes:
             assert made.routes_LBFK is not None  # of a model with routers
             moved = replace(decoding, bank_LNK=made.routes_LBFK[:, made.sequences.route_mask_BF])
-            found["score_permuted"] = self._respond("evaluation_permuted", self._held_out, 1, moved).scores_B
+            found[SCORE_PERMUTED] = self._respond("evaluation_permuted", self._held_out, 1, moved).scores_B
         for name, scores in found.items():
             for row, score in zip(rows, scores.tolist(), strict=False):  # pass@k is of the first prompts alone
                 row[name] = score
@@ -257,17 +265,18 @@ class Trainer:
         if not self._measures:
             return None, Measured({}, {}, {})
         every, since_start, probe = self.config.in_rollouts(self.config.probe.every), None, None
-        precision, temperature = self.config.precision, self.config.rollout.temperature
-        replay = Measured({}, {}, {})
+        replay: dict[str, Tensor] = {}
         if step % every == 1 % every:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.rows(self.sampled_rows(step))
-            probe = UpdateProbe(self.model, watched.sequences, precision, watched.kept_BTV, temperature)
+            precision, temperature = self.config.precision, self.config.rollout.temperature
+            extras = Extras(kept_BTV=watched.kept_BTV, temperature=temperature)
+            probe = UpdateProbe(self.model, watched.sequences, precision, extras)
             if self.config.routing.replay in RECALLS and recomputed is not None and probe.before_BT is not None:
                 replayed_BT = recomputed.logprobs_BT[self.sampled_rows(step)]
-                columns = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, temperature)
-                replay = Measured(columns, {}, {})
-        return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts) | replay
+                replay = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, extras)
+        measured = rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
+        return probe, measured | Measured(replay, {}, {})
 
     def sampled_rows(self, step: int) -> Tensor:
         """Return the rows of the rollout whose routes the probe measures from update to update."""

@@ -18,7 +18,7 @@ from trl_runs import PROBED, NoisySampler, assert_equal, disturb, folder_of, rol
 
 from steadymoe.algorithms import Batch, load
 from steadymoe.bench.runs import record
-from steadymoe.bench.training import columns_of_step, routing_drift, token_metrics
+from steadymoe.bench.training import routing_drift, step_rows, token_metrics
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.integrations.trl import moments
@@ -100,8 +100,8 @@ def test_columns_of_a_frozen_rollout_match_the_suite(tmp_path: Path) -> None:
     numbers |= {"entropy": token_metrics.mean(now.entropy_BT, mask_BT), "loss": adapter.objective(batch).loss.detach()}
     tensors = old.routes_LBFK, old.executed_LBFK, old.router_logprobs_LBTE
     policy = OldPolicy(old.logprobs_BT, *tensors, None, None, None)
-    routing = columns_of_step.routing_columns(policy, torch.arange(len(mask_BT)), now, mask_BT, 4, forced_LMFK=None)
-    expected = columns_of_step.Measured(numbers, {}, histograms) | routing
+    routing = step_rows.routing_columns(policy, now, mask_BT, 4, forced_LMFK=None)
+    expected = step_rows.Measured(numbers, {}, histograms) | routing
     for name in ("overall", "layers"):
         ours, suites = getattr(update, name), getattr(expected, name)
         assert ours.keys() == suites.keys()

@@ -17,9 +17,17 @@ from torch import Tensor
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.ops import kl_estimate, log_ratio, product_log_ratio
 from steadymoe.bench.training import columns, routing_drift, token_metrics
-from steadymoe.bench.training.columns_of_step import Measured
+from steadymoe.bench.training.columns import names
+from steadymoe.bench.training.step_rows import Measured, over_layers
 from steadymoe.integrations.verl.ratio_moments import ratio_columns, ratio_sums
 from steadymoe.models.routing import Routed, log_softmax
+
+LOSS, ROUTER_KL, CHANGED_SLOTS_HISTOGRAM, ENTROPY = names("loss", "router_kl", "changed_slots_histogram", "entropy")
+ROLLOUT_CHI2_SEQUENCE, TOKEN_ANY_LAYER_CHANGE_RATE = names("rollout_chi2_sequence", "token_any_layer_change_rate")
+TOP1_CHANGE_RATE, ROUTER_MARGIN, ROUTER_CONFIDENCE = names("top1_change_rate", "router_margin", "router_confidence")
+REFERENCE_KL, LOAD_MAX_VIOLATION = names("reference_kl", "load_max_violation")
+CHANGE = names("expert_change_rate", "expert_set_change_rate")
+REPLAY = names("replay_expert_disagreement", "replay_set_disagreement")
 
 # What one part of a mini-batch or rollout adds to its columns. "max …" is pooled by the maximum; "each …", a number per
 # token or response, is concatenated; everything else adds up. "mean <column>" is the sum of a mean over tokens,
@@ -27,8 +35,8 @@ from steadymoe.models.routing import Routed, log_softmax
 Moments = dict[str, Tensor]
 _LARGEST = [column.name for column in columns.UPDATE if column.over_updates == "largest"]
 # The other columns of ``token_metrics.of_update`` that are means over tokens; a median, say, has no sum.
-_MEANS = {"clip_fraction", "clip_fraction_low", "clip_fraction_high"}
-_MEANS |= {"correction_weight", "correction_rejected", "loss_number"}
+_MEANS = {*names("clip_fraction", "clip_fraction_low", "clip_fraction_high")}
+_MEANS |= {*names("correction_weight", "correction_rejected", "loss_number")}
 
 
 class Routes(NamedTuple):
@@ -69,13 +77,13 @@ def update_moments(batch: Batch, output: LossOutput) -> Moments:
     Raises ValueError for a column that is neither made of ratios, nor a maximum, nor a known mean.
     """
     mask_BT = batch.mask_BT.bool()
-    sums = {"loss": output.loss.detach().double()}
+    sums = {LOSS: output.loss.detach().double()}
     if not mask_BT.any():
         return sums
     numbers, histograms = token_metrics.of_update(batch, output)
     ratios = ratio_sums(batch)
     sums |= ratios | {f"max {name}": numbers.pop(name) for name in _LARGEST if name in numbers}
-    sums["mean entropy"] = batch.get("entropy_BT")[mask_BT].double().sum()
+    sums[f"mean {ENTROPY}"] = batch.get("entropy_BT")[mask_BT].double().sum()
     means = numbers.keys() - ratio_columns(ratios).keys()
     if unknown := sorted(means - _MEANS):
         raise ValueError(f"{unknown[0]}: say in integrations/trl/moments.py how its parts add up")
@@ -97,12 +105,12 @@ def routing_moments(old: Routes, now: Routes, mask_BT: Tensor, experts: int, rep
     decision = routing_drift.decision(now.logprobs_LBTE, now.live_LBFK, mask_BT)
     sums = {
         "slots_LC": _slots(old.live_LBFK, now.live_LBFK, mask_BT),
-        "mean token_any_layer_change_rate": routing_drift.any_layer(old.live_LBFK, now.live_LBFK, mask_BT).sum(),
+        f"mean {TOKEN_ANY_LAYER_CHANGE_RATE}": routing_drift.any_layer(old.live_LBFK, now.live_LBFK, mask_BT).sum(),
         "load_LE": routing_drift.choices(now.live_LBFK, mask_BT, experts).double(),
-        "layer top1_change_rate": top1_L.double() * tokens,
-        "layer router_kl": shift.kl_L.double() * tokens,
-        "layer router_margin": decision.margin_L.double() * tokens,
-        "layer router_confidence": decision.confidence_L.double() * tokens,
+        f"layer {TOP1_CHANGE_RATE}": top1_L.double() * tokens,
+        f"layer {ROUTER_KL}": shift.kl_L.double() * tokens,
+        f"layer {ROUTER_MARGIN}": decision.margin_L.double() * tokens,
+        f"layer {ROUTER_CONFIDENCE}": decision.confidence_L.double() * tokens,
         "each gamma": shift.gamma_N,
     }
     if replayed:
@@ -119,23 +127,20 @@ def _slots(one_LBFK: Tensor, other_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
 def update_columns(sums: Moments) -> Measured:
     """Return the columns of one update from the moments of the whole mini-batch."""
     if "tokens" not in sums:
-        return Measured({"loss": sums["loss"]}, {}, {})
-    overall = {"loss": sums["loss"]} | _named(sums, "max ") | ratio_columns(sums)
+        return Measured({LOSS: sums[LOSS]}, {}, {})
+    overall = {LOSS: sums[LOSS]} | _named(sums, "max ") | ratio_columns(sums)
     overall |= {name: value / sums["tokens"] for name, value in _named(sums, "mean ").items()}
     histograms = _named(sums, "count ")
     if "slots_LC" not in sums:
         return Measured(overall, {}, histograms)
     layers = {name: value_L / sums["tokens"] for name, value_L in _named(sums, "layer ").items()}
-    overall |= {name: value_L.mean() for name, value_L in layers.items()}
-    overall |= routing_drift.Shift(layers["router_kl"], sums["each gamma"].double()).columns
-    changes = _change_rates(sums["slots_LC"])
-    layers |= dict(zip(("expert_change_rate", "expert_set_change_rate"), changes, strict=True))
-    overall |= {name: layers[name].mean() for name in ("expert_change_rate", "expert_set_change_rate")}
+    layers |= _change_rates(sums["slots_LC"], CHANGE)
+    overall |= over_layers(layers)
+    overall |= routing_drift.Shift(layers[ROUTER_KL], sums["each gamma"].double()).columns
     if "slots_replay_LC" in sums:
-        replay = _change_rates(sums["slots_replay_LC"])
-        overall |= {"replay_expert_disagreement": replay[0].mean(), "replay_set_disagreement": replay[1].mean()}
+        overall |= over_layers(_change_rates(sums["slots_replay_LC"], REPLAY))
     layers |= routing_drift.load_of(sums["load_LE"]).columns
-    histograms["changed_slots_histogram"] = sums["slots_LC"].sum(0)
+    histograms[CHANGED_SLOTS_HISTOGRAM] = sums["slots_LC"].sum(0)
     return Measured(overall, layers, histograms)
 
 
@@ -143,11 +148,11 @@ def _named(sums: Moments, prefix: str) -> Moments:
     return {name.removeprefix(prefix): value for name, value in sums.items() if name.startswith(prefix)}
 
 
-def _change_rates(slots_LC: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the expert-change rate and the set-change rate of each layer, (L,), from counts of different experts."""
+def _change_rates(slots_LC: Tensor, rates: Sequence[str]) -> Moments:
+    """Return the rates of expert change and of set change in each layer, (L,), from counts of different experts."""
     tokens_L, experts = slots_LC.sum(-1).double(), slots_LC.shape[1] - 1
     changed_L = (slots_LC * torch.arange(experts + 1, device=slots_LC.device)).sum(-1)
-    return changed_L / (tokens_L * experts), 1 - slots_LC[:, 0] / tokens_L
+    return dict(zip(rates, (changed_L / (tokens_L * experts), 1 - slots_LC[:, 0] / tokens_L), strict=True))
 
 
 @torch.no_grad()
@@ -166,7 +171,7 @@ def rollout_moments(
     is_token_BT = mask_BT.bool()
     sums = {"tokens": is_token_BT.sum().double(), "responses": is_token_BT.any(-1).sum().double()}
     if reference_logprobs_BT is not None:
-        sums["mean reference_kl"] = (
+        sums[f"mean {REFERENCE_KL}"] = (
             kl_estimate(old_logprobs_BT, reference_logprobs_BT, "k3")[is_token_BT].double().sum()
         )
     if rollout_logprobs_BT is not None:
@@ -187,13 +192,9 @@ def rollout_columns(sums: Moments) -> Measured:
     if len(sums.get("each old", ())):
         old_1N, sampler_1N = sums["each old"][None], sums["each sampler"][None]
         overall |= token_metrics.of_mismatch(sampler_1N, old_1N, torch.ones_like(old_1N))
-        overall["rollout_chi2_sequence"] = (2 * sums["each product"]).exp().mean() - 1
+        overall[ROLLOUT_CHI2_SEQUENCE] = (2 * sums["each product"]).exp().mean() - 1
     if "load_LE" not in sums:
         return Measured(overall, {}, {})
     load = routing_drift.load_of(sums["load_LE"])
-    overall |= {
-        "load_entropy": load.entropy_L.mean(),
-        "load_max_violation": load.max_violation_L.max(),
-        "dead_experts": load.dead_L.mean(),
-    }
+    overall |= over_layers(load.columns) | {LOAD_MAX_VIOLATION: load.max_violation_L.max()}
     return Measured(overall, load.columns, {})

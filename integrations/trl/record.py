@@ -11,22 +11,16 @@ from transformers import PreTrainedModel, TrainerCallback
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training import token_metrics
-from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows
+from steadymoe.bench.training.columns import names
 from steadymoe.bench.training.probes import UpdateProbe
+from steadymoe.bench.training.step_rows import Measured, Row, StepRows
 from steadymoe.integrations.trl import moments
 from steadymoe.integrations.trl.moments import Moments
 from steadymoe.integrations.trl.run_folder import LiveRecord
 from steadymoe.models import build
 
-
-class _TRLStep(StepRows):
-    """The rows of one step, from measurements pooled over processes."""
-
-    def add_sampled(self, row: Row, scores_PG: Tensor, measured: Measured) -> None:
-        """Add numbers of the rollout, the scores of its groups, and its measurements."""
-        self._step_row |= token_metrics.of_rewards(scores_PG, scores_PG)
-        self._step_row |= token_metrics.to_floats(measured.overall) | row
-        self._add(0, measured)
+UPDATE_SECONDS, PROBE_SECONDS, LEARNING_RATE = names("update_seconds", "probe_seconds", "learning_rate")
+LOSS, GRAD_NORM, SCORE = names("loss", "grad_norm", "score")
 
 
 class Steps(TrainerCallback):
@@ -46,7 +40,7 @@ class Steps(TrainerCallback):
         """Gradient norm and learning rate of the current update."""
         self.probe: UpdateProbe | None = None
         """Some responses of this process in the current rollout; the main process records only its own."""
-        self._rows = _TRLStep(0)
+        self._rows = StepRows(0)
         self._seconds: dict[str, float] = {}
         self._tokens_fed = self._missing = 0
         self._evaluations: list[Row] = []
@@ -58,17 +52,16 @@ class Steps(TrainerCallback):
         self._tokens_fed = int(rollout["fed"])
         self._missing += int(rollout.get("missing", 0))
         # These stages are part of TRL's update, and the probe is not: ``on_step_end``.
-        self._seconds = {**seconds, "update_seconds": -sum(seconds.values()), "probe_seconds": 0.0}
-        row = {"response_length": tokens / max(1, responses), "response_tokens": tokens, "tokens_sampled": tokens}
-        self._rows = _TRLStep(updates_done // self._updates + 1)
-        self._rows.add_sampled(row, scores_PG, moments.rollout_columns(rollout))
+        self._seconds = {**seconds, UPDATE_SECONDS: -sum(seconds.values()), PROBE_SECONDS: 0.0}
+        self._rows = StepRows(updates_done // self._updates + 1)
+        self._rows.add_rollout(scores_PG, scores_PG, responses, tokens, tokens, moments.rollout_columns(rollout))
 
     def add_evaluations(self, updates_done: int, prompts: Sequence[Any], scores: Sequence[float]) -> None:
         """Add the scores of held-out prompts of all processes; the last message of a conversation counts as prompt."""
         step = -(-updates_done // self._updates)
         texts = [prompt if isinstance(prompt, str) else str(prompt[-1]["content"]) for prompt in prompts]
         pairs = zip(texts, scores, strict=True)
-        self._evaluations += [{"step": step, "prompt": text, "score": score} for text, score in pairs]
+        self._evaluations += [{"step": step, "prompt": text, SCORE: score} for text, score in pairs]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         after, rest = divmod(state.global_step, self._updates)
@@ -89,16 +82,16 @@ class Steps(TrainerCallback):
         self.update.clear()
         if self.probe is not None:
             clock = Clock(args.device)
-            with clock("probe_seconds"):
+            with clock(PROBE_SECONDS):
                 measured |= Measured(*self.probe.after_update(self._core), {})
-            self._seconds["probe_seconds"] += clock.seconds["probe_seconds"]
-            self._started += clock.seconds["probe_seconds"]
-        norm = self.before_update["grad_norm"]
-        for name, value in (token_metrics.to_floats(measured.overall) | {"grad_norm": norm}).items():
+            self._seconds[PROBE_SECONDS] += clock.seconds[PROBE_SECONDS]
+            self._started += clock.seconds[PROBE_SECONDS]
+        norm = self.before_update[GRAD_NORM]
+        for name, value in (token_metrics.to_floats(measured.overall) | {GRAD_NORM: norm}).items():
             self._log["train"][f"steadymoe/{name}"].append(value)
-        measured |= Measured({"grad_norm": measured.overall["loss"].new_tensor(norm)}, {}, {})
-        self._rows.add_update(self.before_update["learning_rate"], measured)
-        self._seconds["update_seconds"] += time.perf_counter() - self._started
+        measured |= Measured({GRAD_NORM: measured.overall[LOSS].new_tensor(norm)}, {}, {})
+        self._rows.add_update(self.before_update[LEARNING_RATE], measured)
+        self._seconds[UPDATE_SECONDS] += time.perf_counter() - self._started
         if self._rows.updates == self._updates and not control.should_evaluate:
             self._write()
 
@@ -120,7 +113,7 @@ class Steps(TrainerCallback):
         if self.record is not None:
             rows = self._rows.tables(self._seconds, self._tokens_fed)
             self.record.add_step(rows, sampler_logprobs_missing=self._missing)
-        self._rows = _TRLStep(0)
+        self._rows = StepRows(0)
 
 
 def gathered(parts: Sequence[Moments]) -> Moments:

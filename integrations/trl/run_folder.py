@@ -15,7 +15,10 @@ from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, judge
 from steadymoe.bench.support import blame
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.training.columns_of_step import Row
+from steadymoe.bench.training import columns
+from steadymoe.bench.training.step_rows import Row
+
+*_SHOWN, TOKENS_SAMPLED = columns.names("reward", "expert_change_rate", "tokens_sampled")
 
 
 def facts(
@@ -96,7 +99,7 @@ class LiveRecord(Record):
     def add_step(self, rows: dict[str, list[Row]], **facts: Any) -> None:
         """Append a whole step, or evaluations before the first."""
         self.append(rows)
-        progress = {name: row.get(name) for row in rows.get("steps", ()) for name in ("reward", "expert_change_rate")}
+        progress = {name: row.get(name) for row in rows.get("steps", ()) for name in _SHOWN}
         if "steps" in rows:
             progress |= {"step": rows["steps"][0]["step"], "steps": run_folder.rollouts(self.run)}
         self.update(progress=progress, **facts)
@@ -109,4 +112,4 @@ class LiveRecord(Record):
         steps = record.read_table(self.folder, "steps")
         event = judge(steps, Rule(), self.run["config"]["updates_per_rollout"]).collapse
         ended = None if event is None else {"reason": event.reason, "step": event.step, "update": None}
-        self.end(ended, tokens=int(steps["tokens_sampled"].sum()))
+        self.end(ended, tokens=int(steps[TOKENS_SAMPLED].sum()))

@@ -25,6 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 from steadymoe.algorithms import Batch, PolicyLoss
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.training.columns import names
 from steadymoe.bench.training.forward import Sequences
 from steadymoe.bench.training.probes import UpdateProbe
 from steadymoe.integrations.trl import moments, run_folder
@@ -34,6 +35,8 @@ from steadymoe.integrations.trl.record import Steps, gathered
 from steadymoe.models.routing import RouteRecorder, routers
 from steadymoe.models.selection import experts_of
 
+ROLLOUT_SECONDS, OLD_POLICY_SECONDS, GRAD_NORM = names("rollout_seconds", "old_policy_seconds", "grad_norm")
+(LEARNING_RATE,) = names("learning_rate")
 _KEY = "steadymoe"
 
 
@@ -174,9 +177,9 @@ class SteadyGRPOTrainer(GRPOTrainer):
         if not self.model.training or (self._step % self._forwards_per_rollout and self._buffered_inputs is not None):
             return super()._prepare_inputs(generation_batch)
         clock = Clock(self.accelerator.device)
-        with clock("rollout_seconds"):
+        with clock(ROLLOUT_SECONDS):
             inputs = super()._prepare_inputs(generation_batch)
-        with clock("old_policy_seconds"):
+        with clock(OLD_POLICY_SECONDS):
             whole = self._begin_rollout(self._buffered_inputs)
         scores_PG = self._scores.view(-1, self.num_generations)
         self._steps.begin(self.state.global_step, whole, scores_PG, clock.seconds)
@@ -313,10 +316,10 @@ class SteadyGRPOTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
         self._steps.before_update = {
-            "grad_norm": float(super()._get_grad_norm(model, grad_norm=grad_norm)),
-            "learning_rate": float(self._get_learning_rate()),
+            GRAD_NORM: float(super()._get_grad_norm(model, grad_norm=grad_norm)),
+            LEARNING_RATE: float(self._get_learning_rate()),
         }
-        return self._steps.before_update["grad_norm"]
+        return self._steps.before_update[GRAD_NORM]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load a checkpoint, and then its experts, which transformers 5.23 leaves as they are.

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from steadymoe import conf
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import routing_drift
-from steadymoe.bench.training.columns_of_step import rollout_columns
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
+from steadymoe.bench.training.step_rows import rollout_columns
 from steadymoe.models import build, engine
 from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, WeightNoise
 from steadymoe.models.routing import RouteRecorder, routers, z_loss

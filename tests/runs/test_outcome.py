@@ -149,9 +149,8 @@ def test_only_all_zero_columns_are_reported_as_silent() -> None:
     assert outcome.silent(learned.assign(grad_norm=float("nan"))) is None
     assert outcome.silent(learned[:0]) is None
     keyed = learned.assign(arm="a", seed=0)
-    rows = [keyed.assign(seed=seed, grad_norm=norm) for seed, norm in ((0, 0.0), (1, 0.2), (2, 0.0))]
-    wide = pd.concat(rows).reindex(columns=["arm", "seed", *outcome.READ])
-    wide = wide.set_index(wide["seed"].rename("run"))
+    rows = [keyed.assign(run=f"s{seed}", seed=seed, grad_norm=norm) for seed, norm in ((0, 0.0), (1, 0.2), (2, 0.0))]
+    wide = pd.concat(rows).set_index("run").reindex(columns=["step", *outcome.READ, "arm", "seed"])  # ``Results.wide``
     assert outcome.findings_of_arms(wide) == ["nothing to learn from: a (seed 0, 2): gradient norm 0 in every update"]
 
 

@@ -128,7 +128,9 @@ def test_misaligned_replay_rule() -> None:
     assert outcome.misaligned(rounding) is None
     for columns in ({"replay_share": 0.999}, {"replay_kl": 0.7}, {"replay_kl_shifted": 0.009}):
         assert outcome.misaligned(sound.assign(**columns)) is not None
-    keyed = [sound.assign(arm="a", seed=seed, step=[1, 2], replay_share=share) for seed, share in ((0, 1.0), (1, 0.5))]
-    wide = pd.concat(keyed)
-    (line,) = outcome.findings_of_arms(wide.set_index(wide["seed"].rename("run")))
+    rows = [
+        sound.assign(run=f"s{seed}", arm="a", seed=seed, replay_share=share) for seed, share in ((0, 1.0), (1, 0.5))
+    ]
+    wide = pd.concat(rows).set_index("run").reindex(columns=[*outcome.READ, "arm", "seed"])  # ``Results.wide``
+    (line,) = outcome.findings_of_arms(wide)
     assert line == "replay is misaligned: a (seed 1): only 0.5000 of the routers ran the replayed experts"

@@ -1,13 +1,15 @@
 """One object for each column, and everything that follows from it."""
 
 import hashlib
+import runpy
+from types import ModuleType
 
 import generate
 import pyarrow as pa
 import pytest
 import torch
 
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import outcome, record
 from steadymoe.bench.training import columns, token_metrics
 
 NEW = columns.Column(
@@ -43,6 +45,14 @@ def test_column_names_are_unique_within_a_table() -> None:
         assert len({each.name for each in group}) == len(group)
     assert not {each.name for each in columns.UPDATE} & {each.name for each in columns.STEP + columns.COUNTS}
     assert all(each.meaning for table in columns.TABLES.values() for each in table.values())
+
+
+@pytest.mark.parametrize(("module", "name"), [(token_metrics, "ess"), (outcome, "replay_share")])
+def test_misspelt_name_fails_at_import(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in columns.TABLES.values():
+        monkeypatch.delitem(table, name, raising=False)
+    with pytest.raises(KeyError, match=rf"no table has the columns \['{name}'\]"):
+        runpy.run_path(str(module.__file__))
 
 
 def test_histogram_edges_equal_those_of_recorded_runs() -> None:

@@ -12,11 +12,26 @@ from torch import Tensor
 
 from steadymoe.algorithms import ops
 from steadymoe.bench.training import routing_drift, token_metrics
-from steadymoe.bench.training.columns import EVALUATED
+from steadymoe.bench.training.columns import EVALUATED, names
 from steadymoe.bench.training.forward import Forward
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models.selection import NO_ROUTE
+
+ROLLOUT_ROUTER_KL, ROUTER_CONFIDENCE, TOKENS_SAMPLED = names("rollout_router_kl", "router_confidence", "tokens_sampled")
+LOSS, REPLAY_SHARE, SHAPED_REWARD, LEARNING_RATE = names("loss", "replay_share", "shaped_reward", "learning_rate")
+GRAD_NORM, ROUTER_KL, REPLAY_KEPT, REFERENCE_KL = names("grad_norm", "router_kl", "replay_kept", "reference_kl")
+LOAD_MAX_VIOLATION, ROLLOUT_CHANGED_SLOTS_HISTOGRAM = names("load_max_violation", "rollout_changed_slots_histogram")
+EXPERT_CHANGE_SINCE_START, REPLAY_EXPERT_DISAGREEMENT = names("expert_change_since_start", "replay_expert_disagreement")
+ROUTER_MARGIN_OVER_SPREAD, ROLLOUT_TOP1_DISAGREEMENT = names("router_margin_over_spread", "rollout_top1_disagreement")
+ROLLOUT_ANY_LAYER_DISAGREEMENT, EXPERT_CHANGE_RATE = names("rollout_any_layer_disagreement", "expert_change_rate")
+ROLLOUT_EXPERT_DISAGREEMENT, ROLLOUT_SET_DISAGREEMENT = names("rollout_expert_disagreement", "rollout_set_disagreement")
+EXPERT_SET_CHANGE_RATE, CHANGED_SLOTS_HISTOGRAM = names("expert_set_change_rate", "changed_slots_histogram")
+TOP1_CHANGE_RATE, RESPONSE_LENGTH, RESPONSE_TOKENS = names("top1_change_rate", "response_length", "response_tokens")
+ROUTER_MARGIN, ROLLOUT_SECONDS, UPDATE_SECONDS = names("router_margin", "rollout_seconds", "update_seconds")
+TOKEN_ANY_LAYER_CHANGE_RATE, UPDATE_TOKENS_PER_SECOND = names("token_any_layer_change_rate", "update_tokens_per_second")
+REPLAY_SET_DISAGREEMENT, ROLLOUT_TOKENS_PER_SECOND = names("replay_set_disagreement", "rollout_tokens_per_second")
+ROLLOUT_SHIFT = names(*(f"rollout_{name}" for name in routing_drift.SHIFT))
 
 Row = dict[str, Any]
 
@@ -39,7 +54,7 @@ class Measured:
     @property
     def is_finite(self) -> bool:
         """Whether loss and gradient norm of an update are finite; if not, the update was not applied."""
-        return bool(self.overall["loss"].isfinite() and self.overall["grad_norm"].isfinite())
+        return bool(self.overall[LOSS].isfinite() and self.overall[GRAD_NORM].isfinite())
 
 
 @torch.no_grad()
@@ -62,18 +77,14 @@ def rollout_columns(
     if rollout.routes_LBFK is None:
         return Measured(overall, {}, {})
     load = routing_drift.load(rollout.routes_LBFK, mask_BT, experts)
-    overall |= {
-        "load_entropy": load.entropy_L.mean(),
-        "load_max_violation": load.max_violation_L.max(),
-        "dead_experts": load.dead_L.mean(),
-    }
     layers = load.columns
+    overall |= over_layers(layers) | {LOAD_MAX_VIOLATION: load.max_violation_L.max()}
     if since_start is not None:
         assert old.router_logprobs_LBTE is not None  # recorded together with routes
         top_k = rollout.routes_LBFK.shape[-1]
         margin_L = routing_drift.margin_over_spread(old.router_logprobs_LBTE, top_k, mask_BT)
-        overall |= {"expert_change_since_start": since_start.expert, "router_margin_over_spread": margin_L.mean()}
-        layers["expert_change_since_start"] = since_start.expert_L
+        overall |= {EXPERT_CHANGE_SINCE_START: since_start.expert, ROUTER_MARGIN_OVER_SPREAD: margin_L.mean()}
+        layers[EXPERT_CHANGE_SINCE_START] = since_start.expert_L
     if recomputed is None:
         return Measured(overall, layers, {})
     assert rollout.router_logprobs_LBTE is not None  # recorded together with routes
@@ -83,26 +94,21 @@ def rollout_columns(
     logprobs = rollout.router_logprobs_LBTE, recomputed.router_logprobs_LBTE
     top1_L = routing_drift.top1_change(rollout.routes_LBFK, recomputed.routes_LBFK, *logprobs, mask_BT)
     shift = routing_drift.shift(*logprobs, rollout.routes_LBFK, mask_BT)
-    overall |= {
-        "rollout_expert_disagreement": disagreement.expert,
-        "rollout_set_disagreement": disagreement.set,
-        "rollout_any_layer_disagreement": disagreement.any_layer,
-        "rollout_top1_disagreement": top1_L.mean(),
-        **{f"rollout_{name}": value for name, value in shift.columns.items()},
+    overall |= dict(zip(ROLLOUT_SHIFT, shift.columns.values(), strict=True))
+    overall[ROLLOUT_ANY_LAYER_DISAGREEMENT] = disagreement.any_layer
+    moved = {
+        ROLLOUT_EXPERT_DISAGREEMENT: disagreement.expert_L,
+        ROLLOUT_SET_DISAGREEMENT: disagreement.set_L,
+        ROLLOUT_TOP1_DISAGREEMENT: top1_L,
+        ROLLOUT_ROUTER_KL: shift.kl_L,
     }
-    layers |= {
-        "rollout_expert_disagreement": disagreement.expert_L,
-        "rollout_set_disagreement": disagreement.set_L,
-        "rollout_top1_disagreement": top1_L,
-        "rollout_router_kl": shift.kl_L,
-    }
-    return Measured(overall, layers, {"rollout_changed_slots_histogram": disagreement.slots_C})
+    histograms = {ROLLOUT_CHANGED_SLOTS_HISTOGRAM: disagreement.slots_C}
+    return Measured(overall | over_layers(moved), layers | moved, histograms)
 
 
 @torch.no_grad()
 def routing_columns(
     old: OldPolicy,
-    rows_M: Tensor,
     now: Forward,
     mask_MT: Tensor,
     experts: int,
@@ -111,51 +117,44 @@ def routing_columns(
 ) -> Measured:
     """Return how the routers' own choice changed from the old policy to one update.
 
-    ``now`` is the update's forward of ``rows_M``. ``forced_LMFK`` are the routes that it replays, None without replay:
-    experts then run that the routers did not choose. With ``filters`` they may run others (``selection.filtered``).
+    Both are of the rows of a mini-batch, ``now`` from the update's forward. ``forced_LMFK`` are the routes that it
+    replays, None without replay: experts then run that the routers did not choose. With ``filters`` they may run others
+    (``selection.filtered``).
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None
     assert now.routes_LBFK is not None
     assert now.executed_LBFK is not None
-    old_LBFK, old_LBTE, now_LBTE = (
-        old.routes_LBFK[:, rows_M],
-        old.router_logprobs_LBTE[:, rows_M],
-        now.router_logprobs_LBTE,
-    )
+    old_LBFK, old_LBTE, now_LBTE = old.routes_LBFK, old.router_logprobs_LBTE, now.router_logprobs_LBTE
     moved = routing_drift.change(old_LBFK, now.routes_LBFK, mask_MT)
     top1_L = routing_drift.top1_change(old_LBFK, now.routes_LBFK, old_LBTE, now_LBTE, mask_MT)
     shift = routing_drift.shift(old_LBTE, now_LBTE, old_LBFK, mask_MT)
     decision = routing_drift.decision(now_LBTE, now.routes_LBFK, mask_MT)
     load = routing_drift.load(now.routes_LBFK, mask_MT, experts)
-    overall = {
-        "expert_change_rate": moved.expert,
-        "expert_set_change_rate": moved.set,
-        "token_any_layer_change_rate": moved.any_layer,
-        "top1_change_rate": top1_L.mean(),
-        **shift.columns,
-        "router_margin": decision.margin_L.mean(),
-        "router_confidence": decision.confidence_L.mean(),
+    layers = {
+        EXPERT_CHANGE_RATE: moved.expert_L,
+        EXPERT_SET_CHANGE_RATE: moved.set_L,
+        TOP1_CHANGE_RATE: top1_L,
+        ROUTER_KL: shift.kl_L,
+        ROUTER_MARGIN: decision.margin_L,
+        ROUTER_CONFIDENCE: decision.confidence_L,
     }
+    overall = over_layers(layers) | shift.columns | {TOKEN_ANY_LAYER_CHANGE_RATE: moved.any_layer}
     if forced_LMFK is not None:
         replay = routing_drift.change(now.executed_LBFK, now.routes_LBFK, mask_MT)
-        overall |= {"replay_expert_disagreement": replay.expert, "replay_set_disagreement": replay.set}
+        overall |= {REPLAY_EXPERT_DISAGREEMENT: replay.expert, REPLAY_SET_DISAGREEMENT: replay.set}
         has_run_LMF = (now.executed_LBFK != NO_ROUTE).all(-1)
         has_kept_LMFK = now.executed_LBFK == forced_LMFK
         if filters:  # the routers may replace any of them
-            overall["replay_kept"] = has_kept_LMFK[has_run_LMF].double().mean()
+            overall[REPLAY_KEPT] = has_kept_LMFK[has_run_LMF].double().mean()
         else:
-            overall["replay_share"] = has_kept_LMFK.all(-1)[has_run_LMF].double().mean()
-    layers = {
-        "expert_change_rate": moved.expert_L,
-        "expert_set_change_rate": moved.set_L,
-        "top1_change_rate": top1_L,
-        "router_kl": shift.kl_L,
-        "router_margin": decision.margin_L,
-        "router_confidence": decision.confidence_L,
-        **load.columns,
-    }
-    return Measured(overall, layers, {"changed_slots_histogram": moved.slots_C})
+            overall[REPLAY_SHARE] = has_kept_LMFK.all(-1)[has_run_LMF].double().mean()
+    return Measured(overall, layers | load.columns, {CHANGED_SLOTS_HISTOGRAM: moved.slots_C})
+
+
+def over_layers(layers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the mean over layers of each column."""
+    return {name: values_L.mean() for name, values_L in layers.items()}
 
 
 class StepRows:
@@ -175,33 +174,28 @@ class StepRows:
         return len(self._updates)
 
     def add_rollout(
-        self, rollout: Rollout, rewards_B: Tensor, scores_PG: Tensor, tokens_sampled: int, shown: Measured
+        self, scores_PG: Tensor, rewards_KG: Tensor, responses: int, tokens: int, tokens_sampled: int, shown: Measured
     ) -> None:
-        """The groups to train on, their rewards and measurements, and scores and token count of all that was sampled.
+        """Scores of all that was sampled, the groups to train on first; of these the rewards and the measurements.
 
-        The scores of the groups to train on come first.
+        ``responses`` are those with tokens, and ``tokens`` all theirs, of the groups to train on.
         """
-        mask_BT = rollout.sequences.response_mask_BT
-        self._step_row |= token_metrics.of_rewards(scores_PG, rewards_B.view(-1, scores_PG.shape[1]))
-        self._step_row |= token_metrics.to_floats(shown.overall)
-        self._step_row |= {
-            "response_length": mask_BT.sum().item() / max(1, int(mask_BT.any(-1).sum())),
-            "response_tokens": int(mask_BT.sum()),
-        }
-        self._step_row["tokens_sampled"] = tokens_sampled
+        self._step_row |= token_metrics.of_rewards(scores_PG, rewards_KG) | token_metrics.to_floats(shown.overall)
+        self._step_row |= {RESPONSE_LENGTH: tokens / max(1, responses), RESPONSE_TOKENS: tokens}
+        self._step_row[TOKENS_SAMPLED] = tokens_sampled
         self._add(0, shown)
 
     def add_rewards(self, rewards_B: Tensor, rollout: Rollout, old: OldPolicy) -> None:
         """The rewards behind the advantages, and the KL to the cold start if a KL term needs it."""
-        self._step_row["shaped_reward"] = rewards_B.mean().item()
+        self._step_row[SHAPED_REWARD] = rewards_B.mean().item()
         if old.reference_logprobs_BT is not None:
             kl_BT = ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, "k3")
             mask_BT = rollout.sequences.response_mask_BT
-            self._step_row["reference_kl"] = token_metrics.mean(kl_BT, mask_BT).double().item()
+            self._step_row[REFERENCE_KL] = token_metrics.mean(kl_BT, mask_BT).double().item()
 
     def add_update(self, learning_rate: float, measured: Measured) -> None:
         """One gradient update."""
-        self._updates.append({"step": self.step, "update": self.updates + 1, "learning_rate": learning_rate})
+        self._updates.append({"step": self.step, "update": self.updates + 1, LEARNING_RATE: learning_rate})
         self._updates[-1] |= token_metrics.to_floats(measured.overall)
         self._add(self.updates, measured)
 
@@ -219,9 +213,9 @@ class StepRows:
         row = self._step_row | token_metrics.of_step(self._updates)
         row |= {name: torch.stack(counts).sum(0).tolist() for name, counts in self._histograms.items()}
         row |= seconds
-        if "tokens_sampled" in row:
-            row["rollout_tokens_per_second"] = row["tokens_sampled"] / seconds["rollout_seconds"]
-            row["update_tokens_per_second"] = tokens_fed / seconds["update_seconds"]
+        if TOKENS_SAMPLED in row:
+            row[ROLLOUT_TOKENS_PER_SECOND] = row[TOKENS_SAMPLED] / seconds[ROLLOUT_SECONDS]
+            row[UPDATE_TOKENS_PER_SECOND] = tokens_fed / seconds[UPDATE_SECONDS]
         return {
             "steps": [row],
             "updates": self._updates,
