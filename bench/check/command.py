@@ -13,13 +13,13 @@ from steadymoe.algorithms.corrections import Uncorrected
 from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench import schema
 from steadymoe.bench.check import properties, share
+from steadymoe.bench.check.properties import CheckFailed, ask
 from steadymoe.bench.runs import compose
 from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.runs.overrides import key_of
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import blame, processes
-from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.findings import CheckFailed, ask
+from steadymoe.bench.support.errors import Parser
 from steadymoe.bench.support.text import visible
 
 _DESCRIPTION = """\

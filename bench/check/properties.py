@@ -13,8 +13,8 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,8 @@ from steadymoe.bench.check import batches
 from steadymoe.bench.check.batches import ADVANTAGES, RESPONSES, SCALES, TOKENS, in_dtype, interleaved, padded, part
 from steadymoe.bench.check.derivatives import gradient, gradients, random_direction, slopes
 from steadymoe.bench.support import blame, processes
-from steadymoe.bench.support.findings import CheckFailed, Ends
 from steadymoe.bench.support.seeding import seeded_globals
+from steadymoe.bench.support.text import visible
 
 # In float64 another order of the same additions differs by less.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
@@ -45,6 +45,30 @@ _LATER = 600
 KEEPS_STATE = "keeps a state"
 # Of the global generators, to see whether a loss draws from them.
 _SEEDS = 4
+
+
+class CheckFailed(Exception):
+    """A property does not hold; the message says why, in one line."""
+
+
+class Ends(CheckFailed):
+    """A property does not hold, and without it no further property can be checked."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a property holds."""
+
+    name: str
+    passed: bool
+    sentence: str = ""
+    """What was found, or why the property does not hold; may be empty if it holds."""
+
+    @property
+    def line(self) -> str:
+        """The finding in one line of a terminal."""
+        told = f": {self.sentence}" if self.sentence else ""
+        return visible(f"{'passes' if self.passed else 'FAILS '}  {self.name}{told}")
 
 
 def shapes(loss: PolicyLoss) -> str:
@@ -325,6 +349,20 @@ def holds(prop: Callable[..., str], *arguments: Any) -> str:
             raise
         # A loss that cannot be called at all would fail every other property with the same line.
         raise (Ends if prop is shapes else CheckFailed)(blame.one_line(error)) from error
+
+
+def ask(properties: Mapping[str, Callable[[], str | None]]) -> Iterator[Finding]:
+    """Yield a finding for each property, in order. A property returns what it found, or raises ``CheckFailed``.
+
+    ``Ends`` makes the finding the last one.
+    """
+    for name, holds in properties.items():
+        try:
+            yield Finding(name, True, holds() or "")
+        except CheckFailed as why:
+            yield Finding(name, False, str(why))
+            if isinstance(why, Ends):
+                return
 
 
 _ragged = functools.cache(batches.ragged)

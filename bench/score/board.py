@@ -16,7 +16,7 @@ from steadymoe.bench.score import outcomes, standard
 from steadymoe.bench.score.outcomes import Score
 from steadymoe.bench.score.standard import ANCHORS, DIALS, RATE, REFERENCE, VERSION
 from steadymoe.bench.statistics.tolerance import SHARE
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.text import markdown, visible
 
 # The losses of the picture, beside the two anchors.
@@ -111,7 +111,7 @@ def write_board(board: Path) -> list[Path]:
     notes = f"{' '.join(map(markdown, lines))}\n\n## How to read this\n\n{terms}"
     text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{notes}\n"
     html = page(f"Board of {VERSION}", shown, groups, lines, REFERENCE)
-    return [*paths, *write.files(board, {"board.md": text, "board.html": html})]
+    return [*paths, *write.text_files(board, {"board.md": text, "board.html": html})]
 
 
 def profile(found: pd.DataFrame) -> DataFigure:
@@ -121,10 +121,10 @@ def profile(found: pd.DataFrame) -> DataFigure:
 
 def draw(found: pd.DataFrame, folder: Path) -> list[Path]:
     """Write the picture of losses, ``profile.png`` and ``profile.svg``, to a folder and return the paths."""
-    drawn, paths = profile(found), [regular_files.folder(folder) / f"profile.{suffix}" for suffix in ("png", "svg")]
+    drawn, paths = profile(found), [files.folder(folder) / f"profile.{suffix}" for suffix in ("png", "svg")]
     with paper.used(paper.Paper(caption=True)):  # the page of the board shows the picture alone
         for path in paths:
-            atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
+            files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
     return paths
 
 

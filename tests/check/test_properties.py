@@ -17,8 +17,8 @@ from steadymoe.algorithms import Batch, ClippedLoss, RatioLoss, Surrogate, Token
 from steadymoe.bench.check import command, properties, share
 from steadymoe.bench.check.batches import ragged
 from steadymoe.bench.check.derivatives import gradient, random_direction, slopes
+from steadymoe.bench.check.properties import CheckFailed, ask
 from steadymoe.bench.runs import compose
-from steadymoe.bench.support.findings import CheckFailed, ask
 
 
 def sections(name: str) -> dict[str, Any]:
