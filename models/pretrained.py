@@ -53,12 +53,11 @@ def moe_layers(path: str) -> int:
 
 @functools.cache
 def _moe_layers(path: str, content: str) -> int:
-    folder = Path(path)
-    for shard in sorted(_shards(folder)):
-        if not (folder / shard).is_file():
+    for shard in sorted(_shards(Path(path))):
+        if not (Path(path) / shard).is_file():
             raise ValueError(f"model.path: {path} has no {shard}; only safetensors weights are read")
         try:
-            with safe_open(folder / shard, framework="pt"):
+            with safe_open(Path(path) / shard, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
             raise ValueError(f"model.path: {shard} in {path} is not a safetensors file: {_line(error)}") from error

@@ -109,7 +109,7 @@ def scores_of_all_experts(func: Callable[..., Any], args: Any, kwargs: Any, expe
 
 
 class _Selection(TorchFunctionMode):
-    """Records the choice of a router's one ``torch.topk`` over all experts, and replaces it by ``forced_NK``, if given."""
+    """Records the choice of a router's one ``torch.topk`` over all experts, and puts ``forced_NK`` in its place."""
 
     def __init__(self, experts: int, forced_NK: Tensor | None = None) -> None:
         super().__init__()

@@ -54,23 +54,17 @@ def rows(found: Sequence[Score]) -> pd.DataFrame:
     """Return a row for each loss: kind, three numbers, level, whose numbers they are, seeds on the rate's dial."""
     table, also = outcomes.table(found).drop(columns="best rate"), standard.made()["also"]
     table.insert(1, "kind", [kind(each.loss) for each in found])
-    labels = [also.get(each.loss, {}).get("label") for each in found]
-    numbers = [
-        ["recorded", *([label] if label else []), f"n = {each.seeds}"]
-        for each, label in zip(found, labels, strict=True)
-    ]
-    return table.assign(numbers=[", ".join(each) for each in numbers])
+    parts = [("recorded", also.get(each.loss, {}).get("label"), f"n = {each.seeds}") for each in found]
+    return table.assign(numbers=[", ".join(filter(None, each)) for each in parts])
 
 
 def headroom(found: Sequence[Score]) -> pd.DataFrame:
     """Return the factors of what each loss tolerates of the learning rate, in multiples of GRPO's."""
-    shown = []
-    for each in found:
-        number = each.tolerances.get(RATE.name)
-        factors = ("–", "–") if number is None else (number.own_best, number.headroom)
-        shown.append((each.loss, each.text(RATE), *factors))
-    columns = ("loss", f"{RATE.name} × {REFERENCE}", f"best rate × {REFERENCE}", f"headroom × {REFERENCE}")
-    return pd.DataFrame(shown, columns=list(columns))
+    numbers = {each.loss: each.tolerances.get(RATE.name) for each in found}
+    factors = [("–", "–") if each is None else (each.own_best, each.headroom) for each in numbers.values()]
+    columns = ["loss", *(f"{what} × {REFERENCE}" for what in (RATE.name, "best rate", "headroom"))]
+    shown = [(each.loss, each.text(RATE), *pair) for each, pair in zip(found, factors, strict=True)]
+    return pd.DataFrame(shown, columns=columns)
 
 
 def _ratio(score: Score) -> float:

@@ -102,7 +102,8 @@ def _judge(number: np.ndarray, finite: np.ndarray, rule: Rule, updates_per_rollo
     collapses = [Collapse(int(number[len(sound)]), "not finite")] if broken.any() else []
     falling = []
     for reason, seen in _falls(sound, rule, window, patience).items():
-        streak = _streaks(seen)
+        total = seen.cumsum()
+        streak = total - np.maximum.accumulate(np.where(seen, 0, total))  # true values in a row up to each place
         if (streak == patience).any():
             collapses.append(Collapse(int(number[np.argmax(streak == patience) - patience + 1]), reason))
         elif streak[-1]:
@@ -139,14 +140,6 @@ def _falls(sound: np.ndarray, rule: Rule, window: int, patience: int) -> dict[st
         "entropy": (entropy < rule.entropy_fraction * entropy[0]) & in_vain,
         "gradient norm": exploded & in_vain,
     }
-
-
-def _streaks(seen: np.ndarray) -> np.ndarray:
-    """The number of true values in a row up to each place."""
-    import numpy as np
-
-    total = seen.cumsum()
-    return total - np.maximum.accumulate(np.where(seen, 0, total))
 
 
 def judged(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

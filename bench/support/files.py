@@ -114,9 +114,8 @@ def parse_json(text: bytes | str) -> Any:
 
 def _levels(value: Any) -> int:
     """Return how many lists and objects lie in one another."""
-    if not isinstance(value, (dict, list)):
-        return 0
-    return 1 + max(map(_levels, value.values() if isinstance(value, dict) else value), default=0)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inside is None else 1 + max(map(_levels, inside), default=0)
 
 
 def read_parquet(path: Path) -> "pd.DataFrame":

@@ -1,7 +1,7 @@
 """What ``steadymoe check`` asks: every shipped algorithm passes, and a fault made on purpose fails in its own line."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from steadymoe import conf
 from steadymoe.algorithms import Batch, ClippedLoss, RatioLoss, Surrogate, TokenLoss, Traits, load, names, ops
-from steadymoe.bench.check import command, properties, share
+from steadymoe.bench.check import command, properties
 from steadymoe.bench.check.batches import ragged
 from steadymoe.bench.check.derivatives import gradient, random_direction, slopes
 from steadymoe.bench.check.properties import CheckFailed, ask
@@ -270,10 +270,10 @@ def test_slow_loss_has_a_large_share_and_fails(monkeypatch: pytest.MonkeyPatch) 
     fast = compose.plan(["algorithm=grpo", *SMALL, "updates=2"])[0].config
     target = {"_target_": f"{__name__}.Slow"}
     dear = replace(fast, algorithm=replace(fast.algorithm, loss=target))
-    assert 0 < share.share(fast, rounds=1) < share.share(dear, rounds=1) < 1
+    assert 0 < command.share(fast, rounds=1) < command.share(dear, rounds=1) < 1
     algorithm = command.CheckedAlgorithm("grpo", sections("grpo"), load("grpo"))
     for measured, passes in ((0.03, True), (0.1, True), (0.11, False), (math.nan, False)):
-        monkeypatch.setattr(share, "share", lambda config, rounds, measured=measured: measured)
+        monkeypatch.setattr(command, "share", lambda config, rounds, measured=measured: measured)
         checks = command.properties_of(algorithm, fast)
         (finding,) = ask({"share of a step": checks["share of a step"]})
         assert finding.passed == passes
