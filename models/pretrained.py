@@ -163,15 +163,10 @@ def limits(path: str) -> Limits:
     """Return the smallest limits among the checkpoint's model, tokenizer and generation config."""
     generation = _generation(path)
     new_tokens = getattr(generation, "max_new_tokens", None)
-    lengths = (
-        getattr(_config(path).get_text_config(), "max_position_embeddings", None),
-        load_tokenizer(path).model_max_length,
-        getattr(generation, "max_length", None),
-    )
-    return Limits(
-        length=min((length for length in lengths if length is not None), default=None),
-        new_tokens=None if new_tokens is None else int(new_tokens),
-    )
+    positions = getattr(_config(path).get_text_config(), "max_position_embeddings", None)
+    lengths = positions, load_tokenizer(path).model_max_length, getattr(generation, "max_length", None)
+    length = min((length for length in lengths if length is not None), default=None)
+    return Limits(length, None if new_tokens is None else int(new_tokens))
 
 
 def _generation(path: str) -> GenerationConfig | None:

@@ -142,14 +142,9 @@ def smallest(number: Tolerance, losses: int) -> float:
 
 def table(found: Sequence[Score]) -> pd.DataFrame:
     """Return the scores for people."""
-    return pd.DataFrame(
-        [
-            {"loss": each.loss}
-            | {f"{dial.name} × {REFERENCE}": each.text(dial) for dial in DIALS}
-            | {"best rate": f"{each.best_rate:g}", "sampled": each.sampled, "greedy": each.greedy}
-            for each in found
-        ]
-    )
+    columns = ["loss", *(f"{dial.name} × {REFERENCE}" for dial in DIALS), "best rate", "sampled", "greedy"]
+    rows = [(s.loss, *map(s.text, DIALS), f"{s.best_rate:g}", s.sampled, s.greedy) for s in found]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def start(outcomes: pd.DataFrame) -> tuple[Estimate, Estimate]:

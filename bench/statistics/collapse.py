@@ -34,13 +34,10 @@ class Rule:
     grad_norm_factor: float = 100.0
     solved_reward: float = 0.9
 
-    def window(self, updates_per_rollout: int) -> int:
-        """Return the number of rollouts that the average reward covers."""
-        return max(MIN_ROLLOUTS, math.ceil(self.window_updates / updates_per_rollout))
-
-    def patience(self, updates_per_rollout: int) -> int:
-        """Return the number of rollouts that a fall must last."""
-        return max(MIN_ROLLOUTS, math.ceil(self.patience_updates / updates_per_rollout))
+    def rollouts(self, updates_per_rollout: int) -> tuple[int, int]:
+        """Return how many rollouts the average reward covers, and how many a fall must last."""
+        window, patience = (math.ceil(n / updates_per_rollout) for n in (self.window_updates, self.patience_updates))
+        return max(MIN_ROLLOUTS, window), max(MIN_ROLLOUTS, patience)
 
     def text(self) -> str:
         """Return the rule as JSON; ``from_text`` reads it."""
@@ -96,7 +93,7 @@ def _judge(number: np.ndarray, finite: np.ndarray, rule: Rule, updates_per_rollo
     """Return the verdict of ``judge`` from the steps, ascending, and the columns ``FINITE``."""
     import numpy as np
 
-    window, patience = rule.window(updates_per_rollout), rule.patience(updates_per_rollout)
+    window, patience = rule.rollouts(updates_per_rollout)
     broken = ~np.isfinite(finite).all(axis=1)
     sound = finite[: broken.argmax()] if broken.any() else finite
     collapses = [Collapse(int(number[len(sound)]), "not finite")] if broken.any() else []
