@@ -82,9 +82,7 @@ def shapes(loss: PolicyLoss) -> str:
         _check_shape("values_BT", surrogate.values_BT, shape, Ends)
         marks = {name: getattr(surrogate, name) for name in ("clipped_low_BT", "clipped_high_BT")}
         if sum(mark_BT is None for mark_BT in marks.values()) == 1:
-            raise CheckFailed(
-                "expected both clipped_low_BT and clipped_high_BT, or None for both if the loss has no clip"
-            )
+            raise CheckFailed("expected clipped_low_BT and clipped_high_BT, or None for both if the loss has no clip")
         for name, mark_BT in marks.items():
             if mark_BT is not None:
                 _check_shape(name, mark_BT, shape)
@@ -122,10 +120,8 @@ def derivative(loss: PolicyLoss) -> str:
             if not differing:
                 break
             slope, expected = differing[0]
-            wrong = wrong or (
-                f"at log-ratios of {scale} the slope of the loss along a line is {slope:.4g}, but its gradient gives "
-                f"{expected:.4g}"
-            )
+            where = f"at log-ratios of {scale} the slope of the loss along a line"
+            wrong = wrong or f"{where} is {slope:.4g}, but its gradient gives {expected:.4g}"
             if hold:
                 raise CheckFailed(wrong)
     if wrong is None:
@@ -404,9 +400,8 @@ def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any
     if not _close(after.loss.detach(), before.loss.detach()):
         raise CheckFailed(f"{when} the loss is {after.loss.item():.6g}, and {before.loss.item():.6g} before")
     if not _close(after_BT[tokens], before_BT):
-        raise CheckFailed(
-            f"{when} the gradient differs by up to {float((after_BT[tokens] - before_BT).abs().max()):.2g}"
-        )
+        largest = float((after_BT[tokens] - before_BT).abs().max())
+        raise CheckFailed(f"{when} the gradient differs by up to {largest:.2g}")
     metrics = {name: values[tokens] if values.ndim else values for name, values in after.metrics.items()}
     if name := _differing(metrics, before.metrics):
         raise CheckFailed(f"{when} other tokens are marked ({name})")

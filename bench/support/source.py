@@ -59,20 +59,17 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
     file that is not valid Python here.
     """
     found: dict[str, Path] = {}
-    waiting = list(modules)
-    for module in waiting:
-        file = find(module)
-        if file is None:
+    for module in modules:
+        if (file := find(module)) is None:
             return None
         found[module] = file
+    waiting = list(found)
     while waiting:
         module = waiting.pop()
         try:
             imported = _imports(found[module].read_bytes(), module, found[module].name == "__init__.py")
         except (SyntaxError, RecursionError, MemoryError) as error:
-            raise ValueError(
-                f"{found[module]} is not valid Python {sys.version_info.major}.{sys.version_info.minor}"
-            ) from error
+            raise ValueError(f"{found[module]} is not valid Python {sysconfig.get_python_version()}") from error
         for name in imported:
             if name not in found and (file := find(name)) is not None and follow(name, file):
                 found[name] = file
