@@ -69,9 +69,9 @@ def _run(words: list[str]) -> int:
         print("\nsteadymoe COMMAND --help explains a command; steadymoe --version prints version and revision")
         return 0
     if verb == "--version":
-        from steadymoe.bench.support import revision  # asking git takes a moment
+        from steadymoe.bench.support import source  # asking git takes a moment
 
-        print(revision.version_line())
+        print(source.version_line())
         return 0
     if verb in VERBS:
         module, _ = VERBS[verb]

@@ -23,7 +23,7 @@ import torch
 
 from steadymoe.bench.report import paper
 from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import files
 
 RECORDED = Path(__file__).parents[1] / "results" / "speed"
 _STEPS = 5
@@ -121,7 +121,7 @@ def main() -> None:
     lines = points.groupby(["axis", "line"], sort=False)
     slopes = {" ".join(filter(None, key)): exponent(its["x"].tolist(), its["seconds"].tolist()) for key, its in lines}
     facts = {"cpu": speed.provenance.processor(), "exponents": slopes, "points": points.to_dict("records")}
-    atomic_files.write_json(RECORDED / "growth.json", facts)
+    files.write_json(RECORDED / "growth.json", facts)
     with paper.used(paper.Paper(caption=True)):
         for suffix in ("png", "svg"):
             drawn(points).write(RECORDED / f"growth.{suffix}", suffix)

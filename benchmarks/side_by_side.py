@@ -34,7 +34,7 @@ from steadymoe.bench.report import report_page
 from steadymoe.bench.report.results import bind
 from steadymoe.bench.runs import execute, record, run_folder
 from steadymoe.bench.runs.compose import Run
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.training import columns
 from steadymoe.bench.training.microbatches import MicroBatch
@@ -242,7 +242,7 @@ if __name__ == "__main__":
             archived, *_ = report_page.keep(Path(name), EXPERIMENT, to)
             table = compare(Path(name))
         runs = pd.read_parquet(archived).assign(command="make side-by-side")  # no names of temporary folders
-        atomic_files.write(archived, partial(runs.to_parquet, index=False, compression="zstd"))
+        files.write(archived, partial(runs.to_parquet, index=False, compression="zstd"))
         bind(archived.parent)
-        atomic_files.write(to / f"{EXPERIMENT}.csv", partial(table.to_csv, index=False, float_format="%.3g"))
+        files.write(to / f"{EXPERIMENT}.csv", partial(table.to_csv, index=False, float_format="%.3g"))
         print(table.to_string())

@@ -34,7 +34,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_em
 from steadymoe.bench.report import write
 from steadymoe.bench.runs import compose, provenance
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.seeding import derive, numpy_generator, torch_generator
 from steadymoe.bench.training.forward import Sequences
 from steadymoe.bench.training.packing import positions
@@ -458,12 +458,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.record:
         known = json.loads(RECORDED.read_text()) | numbers
         recorded = {setting: known[setting] for setting in SETTINGS if setting in known}
-        atomic_files.write_json(RECORDED, recorded)
+        files.write_json(RECORDED, recorded)
         write.section(PAGE, "timings", markdown(recorded))
         print(f"replaced the table of {PAGE}; the text around it is yours to update", file=sys.stderr)
     else:
         MEASURED.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write_json(MEASURED, numbers)
+        files.write_json(MEASURED, numbers)
     print(markdown(numbers))
 
 

@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from steadymoe.bench.support import regular_files
-from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.support import files
+from steadymoe.bench.support.errors import Parser, UserError
 from steadymoe.bench.support.text import visible
 
 _DESCRIPTION = """Print how far an optimizer's step moves a checkpoint's routers, relative to their size.
@@ -118,7 +117,7 @@ def _tensors(checkpoint: Path) -> dict[str, Any]:
     named = _files(checkpoint)
     tensors: dict[str, Any] = {}
     for path in sorted({checkpoint / file for file in named.values()} or {checkpoint / _WEIGHTS}):
-        regular_files.opened(_no_link(path), _MAX_WEIGHTS).close()
+        files.opened(_no_link(path), _MAX_WEIGHTS).close()
         try:
             file = safe_open(path, framework="pt")
         except SafetensorError as error:
@@ -141,15 +140,15 @@ def _files(checkpoint: Path) -> dict[str, str]:
         why = f"; {pickles[0]} is a pickle, and pickles are not read: use save_pretrained" if pickles else ""
         raise UserError(f"{checkpoint} has neither {_WEIGHTS} nor {_INDEX}{why}")
     try:
-        named = regular_files.read_json(_no_link(checkpoint / _INDEX), _MAX_INDEX)["weight_map"]
-        files = sorted(set(named.values()))
-        wrong = [file for file in files if not re.fullmatch(r"[^/\\\0]+\.safetensors", file)]
+        named = files.read_json(_no_link(checkpoint / _INDEX), _MAX_INDEX)["weight_map"]
+        shards = sorted(set(named.values()))
+        wrong = [file for file in shards if not re.fullmatch(r"[^/\\\0]+\.safetensors", file)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{checkpoint / _INDEX} is not an index of weights: {error!r}") from error
-    if wrong or not files:
+    if wrong or not shards:
         raise UserError(f"{checkpoint / _INDEX} must name safetensors files in its folder, got {wrong[:1] or 'none'}")
-    if absent := sorted(set(files) - set(names)):
-        raise UserError(f"{checkpoint} lacks {absent[0]}, one of {len(files)} files that {_INDEX} names")
+    if absent := sorted(set(shards) - set(names)):
+        raise UserError(f"{checkpoint} lacks {absent[0]}, one of {len(shards)} files that {_INDEX} names")
     return named
 
 

@@ -8,7 +8,7 @@ queries, M of keys and values, of width D.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -29,18 +29,14 @@ class TwoParts(NamedTuple):
     """Of a response's positions to the S = W + N positions of its prompt and of itself."""
 
 
-@contextmanager
-def in_two_parts(config: PretrainedConfig) -> Iterator[None]:
+def in_two_parts(config: PretrainedConfig) -> AbstractContextManager[None]:
     """Let the model of ``config`` attend in two parts; its forward then needs the keyword ``two_parts``."""
-    with _attending(config, _NAME):
-        yield
+    return _attending(config, _NAME)
 
 
-@contextmanager
-def from_kept(config: PretrainedConfig) -> Iterator[None]:
+def from_kept(config: PretrainedConfig) -> AbstractContextManager[None]:
     """Let the model of ``config`` decode from ``Kept``; its forward then needs the keyword ``kept``."""
-    with _attending(config, _DECODING):
-        yield
+    return _attending(config, _DECODING)
 
 
 @contextmanager

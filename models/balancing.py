@@ -10,7 +10,6 @@ Shapes (docs/glossary.md): L MoE layers, B sequences, F positions fed, K experts
 experts.
 """
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,8 +31,7 @@ def install(model: PreTrainedModel) -> None:
     for router in routers(model):
         if not hasattr(router, BIAS):
             router.register_buffer(BIAS, torch.zeros(experts_of(router), device=router.weight.device))
-            cls: Any = type(router)
-            router.__class__ = _biased(cls)
+            router.__class__ = type(type(router).__name__, (_Biased, type(router)), {})
 
 
 def biases(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -62,12 +60,6 @@ class _Biased(nn.Module):
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         with _BiasedSelection(experts_of(self), getattr(self, BIAS)):
             return super().forward(hidden, *args, **kwargs)
-
-
-@functools.cache
-def _biased(cls: Any) -> type[nn.Module]:
-    """Return the class of biased routers for a class of routers; one for all models of a process."""
-    return type(cls.__name__, (_Biased, cls), {})
 
 
 class _BiasedSelection(TorchFunctionMode):

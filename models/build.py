@@ -24,9 +24,8 @@ from steadymoe.models.selection import experts_of
 
 # The tokenizer gives these fields, so that one model YAML serves every task.
 _FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
-# The fields in which families have their top-k and their number of experts; a new family may add a name.
+# The fields in which families have their top-k; a new family may add a name.
 _TOP_K = ("num_experts_per_tok", "moe_topk", "experts_per_token")
-_EXPERT_COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # The suite's own fields beside the family's fields: the arithmetic of the routers (``precision`` is for the rest), and
 # the factor on the routers' weights at initialisation.
 _ROUTER_DTYPE, _ROUTER_SCALE = "router_dtype", "router_scale"
@@ -104,8 +103,8 @@ def check(config: Mapping[str, Any]) -> Shape:
         least = 0 if "shared_expert" in key else 1
         if counts and type(value) is int and not least <= value <= _LARGEST:
             raise ValueError(f"model.config.{key} must be between {least} and {_LARGEST}; got {value}")
-    if config.get(_ROUTER_DTYPE) not in (None, *_ROUTED):
-        raise ValueError(f"model.config.{_ROUTER_DTYPE} must be {' or '.join(_ROUTED)}; got {config[_ROUTER_DTYPE]!r}")
+    if config.get(_ROUTER_DTYPE) not in (None, "float32", "bfloat16"):
+        raise ValueError(f"model.config.{_ROUTER_DTYPE} must be float32 or bfloat16; got {config[_ROUTER_DTYPE]!r}")
     scale = config.get(_ROUTER_SCALE)
     if scale is not None and not (type(scale) in (int, float) and scale > 0):
         raise ValueError(f"model.config.{_ROUTER_SCALE} must be a number above 0; got {scale!r}")
@@ -114,16 +113,7 @@ def check(config: Mapping[str, Any]) -> Shape:
     except Exception as error:  # transformers validates types with exception classes of its own
         raise ValueError(f"{cls.__name__}: {' '.join(str(error).split())}") from error
 
-    def first(names: tuple[str, ...]) -> int | None:
-        """Return the number under the first of ``names`` that this family has, or its default."""
-        return next((value for name in names if isinstance(value := getattr(built, name, None), int)), None)
-
-    top_k, experts = first(_TOP_K), first(_EXPERT_COUNT)
-    if top_k is not None and experts is not None and top_k > experts:
-        raise ValueError(f"model.config: num_experts_per_tok ({top_k}) is above the number of experts ({experts})")
-    heads, key_value_heads = first(("num_attention_heads",)), first(("num_key_value_heads",))
-    if heads and key_value_heads and heads % key_value_heads:
-        raise ValueError(f"num_key_value_heads ({key_value_heads}) must divide num_attention_heads ({heads})")
+    heads = getattr(built, "num_attention_heads", None)
     if heads and not getattr(built, "head_dim", None) and built.hidden_size % heads:
         raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({built.hidden_size})")
     try:
@@ -131,18 +121,19 @@ def check(config: Mapping[str, Any]) -> Shape:
     except contract.OutsideContractError:
         raise
     except Exception as error:
-        given = ", ".join(f"{key}={value}" for key, value in numbers.items())
-        reason = " ".join(str(error).split())
+        given, reason = ", ".join(f"{key}={value}" for key, value in numbers.items()), " ".join(str(error).split())
         raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {reason}") from error
-    if moe_layers and (top_k is None or experts is None):
-        raise ValueError(
-            f"{cls.__name__} names its top-k or number of experts in a field that models/build.py does not know"
-        )
+    if moe_layers and _top_k(built) is None:
+        raise ValueError(f"{cls.__name__} has its top-k in a field that models/build.py does not know")
     for key in (_ROUTER_DTYPE, _ROUTER_SCALE):
         if config.get(key) is not None and not moe_layers:
             raise ValueError(f"model.config.{key} is for routers, but this model is dense; leave it out")
     positions = getattr(built, "max_position_embeddings", None)
     return Shape(moe_layers, built.num_hidden_layers, built.hidden_size, positions)
+
+
+def _top_k(config: PreTrainedConfig) -> int | None:
+    return next((getattr(config, name) for name in _TOP_K if hasattr(config, name)), None)
 
 
 def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,8 +163,7 @@ def build(
     ``experts`` is one of ``EXPERTS``. Raises ImportError for ``megablocks`` if it is not installed.
     """
     cls = config_class(config["_target_"])
-    numbers = _numbers(config)
-    numbers |= {"vocab_size": len(tokenizer)}
+    numbers = _numbers(config) | {"vocab_size": len(tokenizer)}
     numbers |= {f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "bos", "eos")}
     # transformers initialises from torch's global generator: it has our seed inside the block, its old state after it.
     with torch.random.fork_rng():
@@ -185,7 +175,8 @@ def build(
                 router.get_parameter("weight").mul_(config[_ROUTER_SCALE])
     if config.get(_ROUTER_DTYPE) is not None:
         for router in routers(model):
-            router.__class__ = type(type(router).__name__, (_ROUTED[config[_ROUTER_DTYPE]], type(router)), {})
+            own = {"is_half": config[_ROUTER_DTYPE] == "bfloat16"}
+            router.__class__ = type(type(router).__name__, (_InItsDtype, type(router)), own)
     # The model stays in evaluation mode, so that no dropout or router jitter makes sampler and trainer differ.
     return model.eval().to(device) if device else model.eval()
 
@@ -196,21 +187,13 @@ def size(model: PreTrainedModel) -> dict[str, int]:
 
     Every token uses routers, shared experts and embeddings. The last three counts are 0 for a dense model.
     """
-    parameters, (router, *_) = model.num_parameters(), [*routers(model), None]
-    if router is None:
-        return {"parameters": parameters, "active_parameters": parameters, "moe_layers": 0, "experts": 0, "top_k": 0}
-    experts = experts_of(router)
-    top_k = next(getattr(model.config, name) for name in _TOP_K if hasattr(model.config, name))
+    layers = routers(model)
+    experts, top_k = (experts_of(layers[0]), _top_k(model.config) or 0) if layers else (0, 0)
+    parameters = model.num_parameters()
     routed = sum(weight.numel() for name, weight in model.named_parameters() if ".experts." in name)
-    active = parameters - routed * (experts - top_k) // experts
-    layers = len(routers(model))
-    return {
-        "parameters": parameters,
-        "active_parameters": active,
-        "moe_layers": layers,
-        "experts": experts,
-        "top_k": top_k,
-    }
+    counts = {"moe_layers": len(layers), "experts": experts, "top_k": top_k}
+    idle = routed * (experts - top_k) // max(experts, 1)
+    return {"parameters": parameters, "active_parameters": parameters - idle, **counts}
 
 
 def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]:
@@ -222,20 +205,11 @@ def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]
     return chosen | ({"experts_implementation": experts} if family._can_set_experts_implementation() else {})
 
 
-class _InFloat32(nn.Module):
-    """A mix-in for the class of a router: the router computes in fp32 under any ``precision``."""
+class _InItsDtype(nn.Module):
+    """A mix-in for the class of a router: it computes in bf16 (``is_half``) or fp32 under any ``precision``."""
+
+    is_half: bool
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(hidden.device.type, enabled=False):
-            return super().forward(hidden.float(), *args, **kwargs)
-
-
-class _InBfloat16(nn.Module):
-    """A mix-in for the class of a router: the router computes in bf16 under any ``precision``."""
-
-    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(hidden.device.type, dtype=torch.bfloat16):
-            return super().forward(hidden, *args, **kwargs)
-
-
-_ROUTED = {"float32": _InFloat32, "bfloat16": _InBfloat16}
+        with torch.autocast(hidden.device.type, dtype=torch.bfloat16, enabled=self.is_half):
+            return super().forward(hidden if self.is_half else hidden.float(), *args, **kwargs)

@@ -50,21 +50,22 @@ def moe_layers(config: PreTrainedConfig) -> int:
             return 0
         if not model._can_set_experts_implementation():
             raise OutsideContractError(cls, "its experts are not run through transformers' registry of implementations")
-        reasons: list[str | None] = []
+        calls: list[nn.Module] = []
         with _Selections() as selections:
+
+            def check(router: nn.Module, _: Any, output: Any) -> None:
+                calls.append(router)
+                if reason := _reason_against(router, output, selections.shapes):
+                    raise OutsideContractError(cls, reason)
+
             for router in routers:
                 router.register_forward_pre_hook(lambda *_: selections.shapes.clear())
-                router.register_forward_hook(
-                    lambda router, args, output: reasons.append(_reason_against(router, output, selections.shapes))
-                )
+                router.register_forward_hook(check)
             # Sampling uses this cache, and with a cache transformers does not look for packed sequences.
             cache = DynamicCache(config=model.config)
             model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-    for reason in reasons:
-        if reason is not None:
-            raise OutsideContractError(cls, reason)
-    if len(reasons) != len(routers):
-        raise OutsideContractError(cls, f"its {len(routers)} routers ran {len(reasons)} times in one forward")
+    if len(calls) != len(routers):
+        raise OutsideContractError(cls, f"its {len(routers)} routers ran {len(calls)} times in one forward")
     return len(routers)
 
 

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +31,12 @@ class Engine:
     """A difference between sampler and trainer; ``strength`` (at least 0) is its size, and 0 is no difference."""
 
     strength: float = 1.0
+    most: ClassVar[float] = 1e12
+    """The largest strength."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength <= 1e12:
-            raise ValueError(f"engine.strength must be from 0 to 1e12; got {self.strength}")
+        if not 0 <= self.strength <= self.most:
+            raise ValueError(f"engine.strength must be from 0 to {self.most:g} here; got {self.strength}")
 
     @property
     def temperature(self) -> float:
@@ -95,16 +98,12 @@ class Rounding(Engine):
 
     dtype: str = "bf16"
     scale: str = "channel"
+    most: ClassVar[float] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strength > 1:
-            raise ValueError(f"engine.strength of a rounding engine must be at most 1; got {self.strength}")
-        for name, value, choices in (
-            ("dtype", self.dtype, ("bf16", "fp8", "int8")),
-            ("scale", self.scale, ("channel", "tensor")),
-        ):
-            if value not in choices:
+        for name, choices in (("dtype", ("bf16", "fp8", "int8")), ("scale", ("channel", "tensor"))):
+            if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"engine.{name} must be one of {', '.join(choices)}; got {value!r}")
         if self.dtype == "bf16" and self.scale != "channel":
             raise ValueError("engine.scale is for fp8 and int8: bf16 has no scale to choose")
@@ -113,7 +112,7 @@ class Rounding(Engine):
         """Return the rounded matrix, (…, outputs, inputs); norms, biases and convolutions are returned unchanged."""
         if not _is_matrix(name, weight) or (self.dtype != "bf16" and any(part in name for part in _SPARED)):
             return weight
-        return self._mixed(weight, self.scale == "tensor")
+        return _rounded(weight, self.strength, self.dtype, self.scale == "tensor")
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
         """Round the inputs of linear layers and experts, and with bf16 the inputs and logits of routers."""
@@ -123,17 +122,21 @@ class Rounding(Engine):
         for name, module in model.named_modules():
             linear = isinstance(module, nn.Linear) and not any(part in f"{name}.weight" for part in spared)
             if linear or id(module) in experts or (self.dtype == "bf16" and module in routed):
-                module.register_forward_pre_hook(lambda module, args: (self._mixed(args[0], False), *args[1:]))
+                module.register_forward_pre_hook(
+                    lambda module, args: (_rounded(args[0], self.strength, self.dtype), *args[1:])
+                )
         if self.dtype == "bf16":
-            _change_logits(model, lambda logits_NE: self._mixed(logits_NE, False))
-
-    def _mixed(self, values: Tensor, whole: bool) -> Tensor:
-        return values + self.strength * (_quantised(values, self.dtype, whole) - values)
+            _change_logits(model, lambda logits_NE: _rounded(logits_NE, self.strength, "bf16"))
 
 
 def _is_matrix(name: str, weight: Tensor) -> bool:
     """Whether a weight is a matrix, or one for each expert: no norm, bias or convolution."""
     return weight.dim() >= 2 and not name.endswith("bias") and "conv1d" not in name
+
+
+def _rounded(values: Tensor, share: float, dtype: str, whole: bool = False) -> Tensor:
+    """``values`` moved by a share of the way to their ``_quantised`` values."""
+    return values + share * (_quantised(values, dtype, whole) - values)
 
 
 def _quantised(values: Tensor, dtype: str, whole: bool) -> Tensor:
@@ -172,16 +175,11 @@ class RouterNoise(Engine):
 class RouterBF16(Engine):
     """Rounding of the routers' logits alone: x + α (bf16(x) − x), where α is the strength."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strength > 1:
-            raise ValueError(f"engine.strength of a rounding engine must be at most 1; got {self.strength}")
+    most: ClassVar[float] = 1
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
         """Round the logits of every router."""
-        _change_logits(
-            model, lambda logits_NE: logits_NE + self.strength * (_quantised(logits_NE, "bf16", True) - logits_NE)
-        )
+        _change_logits(model, lambda logits_NE: _rounded(logits_NE, self.strength, "bf16"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +205,12 @@ class Stale(Engine):
     The first steps sample with the weights of the cold start, the oldest weights.
     """
 
+    most: ClassVar[float] = 1000
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strength > 1000 or self.strength != int(self.strength):
-            raise ValueError(
-                f"engine.strength of stale must be a whole number of steps up to 1000; got {self.strength}"
-            )
+        if self.strength != int(self.strength):
+            raise ValueError(f"engine.strength of stale must be a whole number of steps; got {self.strength}")
 
     @property
     def delay(self) -> int:
@@ -224,15 +222,12 @@ class Stale(Engine):
 class Temperature(Engine):
     """Sampling at 1 + ``strength`` times the trainer's temperature; log μ is taken at that temperature."""
 
+    most: ClassVar[float] = 99
+
     @property
     def temperature(self) -> float:
         """1 + strength."""
         return 1.0 + self.strength
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strength > 99:
-            raise ValueError(f"engine.strength of temperature must be at most 99; got {self.strength}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,9 +326,8 @@ class Sampler:
         for name, target in weights_of(self._copy).items():
             weight = weights[name].detach()
             if name in self._transposed:  # the outputs are the last dimension; a channel must be an output
-                target.copy_(self.engine.change_weight(name, weight.mT, generator).mT)
-            else:
-                target.copy_(self.engine.change_weight(name, weight, generator))
+                weight, target = weight.mT, target.mT
+            target.copy_(self.engine.change_weight(name, weight, generator))
         return self._copy
 
     def state(self) -> dict[str, Tensor]:

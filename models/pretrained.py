@@ -53,12 +53,11 @@ def moe_layers(path: str) -> int:
 
 @functools.cache
 def _moe_layers(path: str, content: str) -> int:
-    folder = Path(path)
-    for shard in sorted(_shards(folder)):
-        if not (folder / shard).is_file():
+    for shard in sorted(_shards(Path(path))):
+        if not (Path(path) / shard).is_file():
             raise ValueError(f"model.path: {path} has no {shard}; only safetensors weights are read")
         try:
-            with safe_open(folder / shard, framework="pt"):
+            with safe_open(Path(path) / shard, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
             raise ValueError(f"model.path: {shard} in {path} is not a safetensors file: {_line(error)}") from error
@@ -164,15 +163,10 @@ def limits(path: str) -> Limits:
     """Return the smallest limits among the checkpoint's model, tokenizer and generation config."""
     generation = _generation(path)
     new_tokens = getattr(generation, "max_new_tokens", None)
-    lengths = (
-        getattr(_config(path).get_text_config(), "max_position_embeddings", None),
-        load_tokenizer(path).model_max_length,
-        getattr(generation, "max_length", None),
-    )
-    return Limits(
-        length=min((length for length in lengths if length is not None), default=None),
-        new_tokens=None if new_tokens is None else int(new_tokens),
-    )
+    positions = getattr(_config(path).get_text_config(), "max_position_embeddings", None)
+    lengths = positions, load_tokenizer(path).model_max_length, getattr(generation, "max_length", None)
+    length = min((length for length in lengths if length is not None), default=None)
+    return Limits(length, None if new_tokens is None else int(new_tokens))
 
 
 def _generation(path: str) -> GenerationConfig | None:

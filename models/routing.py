@@ -22,12 +22,8 @@ def routers(model: PreTrainedModel) -> list[nn.Module]:
 
     transformers itself declares the class of routers, as the source of a model's output ``router_logits``.
     """
-    recorded = getattr(model.base_model, "_can_record_outputs", None) or {}
-    recorder = recorded.get("router_logits")
-    if recorder is None:
-        return []
-    cls = recorder.target_class
-    return [module for module in model.modules() if isinstance(module, cls)]
+    recorder = (getattr(model.base_model, "_can_record_outputs", None) or {}).get("router_logits")
+    return [module for module in model.modules() if recorder and isinstance(module, recorder.target_class)]
 
 
 @dataclass(frozen=True)
@@ -160,13 +156,8 @@ class RouteRecorder:
         free = all(each.executed_NK is each.live_NK for each in seen)
         live_LNK = executed_LNK if free else _stacked(each.live_NK for each in seen)
         gates = [each.gates_NK for each in seen if each.gates_NK is not None]
-        return Routed(
-            executed_LNK,
-            live_LNK,
-            [each.logits_NE for each in seen],
-            [each.inputs_NH for each in seen],
-            torch.stack(gates) if gates else None,
-        )
+        logits_LNE, inputs_LNH = [each.logits_NE for each in seen], [each.inputs_NH for each in seen]
+        return Routed(executed_LNK, live_LNK, logits_LNE, inputs_LNH, torch.stack(gates) if gates else None)
 
 
 def _stacked(indices: Iterable[Tensor]) -> Tensor:

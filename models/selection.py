@@ -55,10 +55,9 @@ def choose(
     forced_NK = choice.forced_NK
     if choice.head_HE is not None:
         moved_NE = (inputs_NH @ choice.head_HE).detach()
-        predicted: list[Tensor] = []
-        with torch.no_grad(), _Selection(experts_of(router), None, predicted):
+        with torch.no_grad(), _Selection(experts_of(router)) as predicted:
             with_logits(router, forward, lambda logits: logits + moved_NE.view_as(logits), hidden, *args, **kwargs)
-        forced_NK = predicted[0]
+        forced_NK = predicted.live[0]
         if choice.predicted_N is not None:
             forced_NK = forced_NK.masked_fill(~choice.predicted_N[:, None], NO_ROUTE)
     # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
@@ -67,21 +66,21 @@ def choose(
             logits_NE, _, own_NK = forward(hidden, *args, **kwargs)
         forced_NK = filtered(forced_NK, own_NK, logits_NE.float().softmax(-1), choice.score_share)
     if forced_NK is None:
-        output = forward(hidden, *args, **kwargs)
-        return output, Seen(output[2], output[2], output[0], inputs_NH, _kept(choice, output[1]))
-    live: list[Tensor] = []
-    with _Selection(experts_of(router), forced_NK, live):
-        output = forward(hidden, *args, **kwargs)
-    if len(live) != 1:
-        raise RuntimeError(
-            f"a router ({type(router).__name__}) selected its experts {len(live)} times in one call; replay needs "
-            "exactly one torch.topk"
-        )
-    logits_NE, gates_NK, indices_NK = output
-    if choice.gates_NK is not None:
-        gates_NK = torch.where(forced_NK == NO_ROUTE, gates_NK, choice.gates_NK.to(gates_NK.dtype))
-    output = logits_NE, gates_NK, indices_NK
-    return output, Seen(indices_NK, live[0], logits_NE, inputs_NH, _kept(choice, gates_NK))
+        logits_NE, gates_NK, indices_NK = forward(hidden, *args, **kwargs)
+        live_NK = indices_NK
+    else:
+        with _Selection(experts_of(router), forced_NK) as selection:
+            logits_NE, gates_NK, indices_NK = forward(hidden, *args, **kwargs)
+        if len(selection.live) != 1:
+            raise RuntimeError(
+                f"a router ({type(router).__name__}) selected its experts {len(selection.live)} times in one call; "
+                "replay needs exactly one torch.topk"
+            )
+        live_NK = selection.live[0]
+        if choice.gates_NK is not None:
+            gates_NK = torch.where(forced_NK == NO_ROUTE, gates_NK, choice.gates_NK.to(gates_NK.dtype))
+    kept_NK = gates_NK.detach() if choice.keeps_gates else None
+    return (logits_NE, gates_NK, indices_NK), Seen(indices_NK, live_NK, logits_NE, inputs_NH, kept_NK)
 
 
 def filtered(forced_NK: Tensor, own_NK: Tensor, scores_NE: Tensor, share: float) -> Tensor:
@@ -98,10 +97,6 @@ def filtered(forced_NK: Tensor, own_NK: Tensor, scores_NE: Tensor, share: float)
     return torch.where(keeps_NK | (forced_NK == NO_ROUTE), forced_NK, spare_NK.gather(-1, place_NK))
 
 
-def _kept(choice: Choice, gates_NK: Tensor) -> Tensor | None:
-    return gates_NK.detach() if choice.keeps_gates else None
-
-
 def scores_of_all_experts(func: Callable[..., Any], args: Any, kwargs: Any, experts: int) -> Tensor | None:
     """Return the scores, (N, E), if a call is the ``torch.topk`` by which a router chooses its experts; else None.
 
@@ -114,14 +109,12 @@ def scores_of_all_experts(func: Callable[..., Any], args: Any, kwargs: Any, expe
 
 
 class _Selection(TorchFunctionMode):
-    """Appends the choice of the one ``torch.topk`` over all experts inside a router to ``live``, and replaces it.
+    """Records the choice of a router's one ``torch.topk`` over all experts, and puts ``forced_NK`` in its place."""
 
-    The choice is replaced by ``forced_NK``; None replaces nothing.
-    """
-
-    def __init__(self, experts: int, forced_NK: Tensor | None, live: list[Tensor]) -> None:
+    def __init__(self, experts: int, forced_NK: Tensor | None = None) -> None:
         super().__init__()
-        self._experts, self._forced_NK, self._live = experts, forced_NK, live
+        self._experts, self._forced_NK = experts, forced_NK
+        self.live: list[Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
@@ -130,7 +123,7 @@ class _Selection(TorchFunctionMode):
         scores = scores_of_all_experts(func, args, kwargs, self._experts)
         if scores is None:
             return result
-        self._live.append(result.indices.detach())
+        self.live.append(result.indices.detach())
         if self._forced_NK is None:
             return result
         if self._forced_NK.shape != result.indices.shape:
@@ -143,37 +136,32 @@ class _Selection(TorchFunctionMode):
 
 
 def with_logits(
-    router: nn.Module,
-    forward: Callable[..., Any],
-    change: Callable[[Tensor], Tensor],
-    *args: Any,
-    **kwargs: Any,
+    router: nn.Module, forward: Callable[..., Any], change: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any
 ) -> Any:
     """Run a router's ``forward`` with ``change`` applied to its logits (N, E), before the rest of the router.
 
     Raises RuntimeError unless the router computed its logits by exactly one linear map to E features.
     """
-    changed: list[None] = []
-    with _Logits(experts_of(router), change, changed):
+    with _Logits(experts_of(router), change) as logits:
         output = forward(*args, **kwargs)
-    if len(changed) != 1:
-        raise RuntimeError(f"a router computed its logits {len(changed)} times in one call; expected one linear map")
+    if logits.changed != 1:
+        raise RuntimeError(f"a router computed its logits {logits.changed} times in one call; expected one linear map")
     return output
 
 
 class _Logits(TorchFunctionMode):
-    """Changes the result of the one linear map to E features inside a router; ``changed`` grows with each change."""
+    """Changes the result of the one linear map to E features inside a router, and counts the changes."""
 
-    def __init__(self, experts: int, change: Callable[[Tensor], Tensor], changed: list[None]) -> None:
+    def __init__(self, experts: int, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self._experts, self._change, self._changed = experts, change, changed
+        self._experts, self._change, self.changed = experts, change, 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is nn.functional.linear and result.shape[-1] == self._experts:
-            self._changed.append(None)
+            self.changed += 1
             return self._change(result)
         return result
 

@@ -23,7 +23,7 @@ from small_sweeps import wait_for
 
 from steadymoe.bench import schema
 from steadymoe.bench.runs import compose, execute, fits, identity, launch, progress, record, run_folder, validate
-from steadymoe.bench.support import atomic_files, revision
+from steadymoe.bench.support import source
 from steadymoe.models import build
 
 # Words that no run can have → what the one line names.
@@ -206,7 +206,7 @@ def test_version_is_printed_with_the_revision(monkeypatch: pytest.MonkeyPatch, r
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     assert f"steadymoe {version('steadymoe')}" in (said := ran("--version"))
     assert head in said
-    monkeypatch.setattr(revision, "__file__", "/nowhere/revision.py")
+    monkeypatch.setattr(source, "__file__", "/nowhere/source.py")
     assert ran("--version") == f"steadymoe {version('steadymoe')}\n"
 
 
@@ -226,7 +226,7 @@ def test_dry_run_counts_runs_and_minutes_and_writes_nothing(
     execute.execute(ended)
     facts = run_folder.known(ended.folder)
     paced = facts | {"progress": facts["progress"] | {"seconds_per_step": 100.0}}
-    atomic_files.write_json(ended.folder / "run.json", paced)
+    files.write_json(ended.folder / "run.json", paced)
     damaged.folder.mkdir(parents=True)
     (damaged.folder / "run.json").write_text("{}")
     before = files()

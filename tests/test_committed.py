@@ -4,7 +4,7 @@ from pathlib import Path
 
 from steadymoe.bench.report.results import CHECKSUMS
 from steadymoe.bench.runs import run_folder
-from steadymoe.bench.support import regular_files
+from steadymoe.bench.support import files
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -15,7 +15,7 @@ def test_committed_archives_match_their_checksums() -> None:
     changed = [
         str(path.parent / name)
         for path in bound
-        for name, checksum in regular_files.read_json(path).items()
+        for name, checksum in files.read_json(path).items()
         if run_folder.checksum(path.parent / name) != checksum
     ]
     assert changed == []

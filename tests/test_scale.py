@@ -14,7 +14,7 @@ import pytest
 from steadymoe.bench.report import folders, report_page, tables
 from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import compose, dry, identity, provenance, run_folder, status
-from steadymoe.bench.support import regular_files, source
+from steadymoe.bench.support import files, source
 
 FEW, MANY = 10, 60
 
@@ -57,7 +57,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def test_status_reads_each_file_once_and_looks_for_shared_code_once(results: dict[int, Path], calls: Calls) -> None:
-    calls.of(regular_files, "opened")
+    calls.of(files, "opened")
     calls.of(source, "find")
     with provenance.unchanging():
         few, many = (calls.during(lambda n=n: status.main(["--results", str(results[n])])) for n in (FEW, MANY))

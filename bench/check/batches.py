@@ -64,9 +64,7 @@ def ragged(scale: float = 0.4, top_k: int = 2) -> Batch:
 
 def part(batch: Batch, rows_M: Tensor) -> Batch:
     """Return some rows of a batch, with the denominators of the whole."""
-    cut: dict[str, Any] = {
-        name: values.index_select(letters.index("B"), rows_M) for name, letters, values in _tensors(batch)
-    }
+    cut: Any = {name: values.index_select(letters.index("B"), rows_M) for name, letters, values in _tensors(batch)}
     return Batch(**cut, responses=RESPONSES, tokens=TOKENS, state=batch.state)
 
 
@@ -115,9 +113,7 @@ def without_tokens(batch: Batch) -> Batch:
 
 def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
     """Return the batch with its floating-point numbers in ``dtype``."""
-    changed: dict[str, Any] = {
-        name: values.to(dtype) for name, _, values in _tensors(batch) if values.is_floating_point()
-    }
+    changed: Any = {name: values.to(dtype) for name, _, values in _tensors(batch) if values.is_floating_point()}
     return replace(batch, **changed)
 
 

@@ -13,8 +13,8 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,8 @@ from steadymoe.bench.check import batches
 from steadymoe.bench.check.batches import ADVANTAGES, RESPONSES, SCALES, TOKENS, in_dtype, interleaved, padded, part
 from steadymoe.bench.check.derivatives import gradient, gradients, random_direction, slopes
 from steadymoe.bench.support import blame, processes
-from steadymoe.bench.support.findings import CheckFailed, Ends
 from steadymoe.bench.support.seeding import seeded_globals
+from steadymoe.bench.support.text import visible
 
 # In float64 another order of the same additions differs by less.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
@@ -47,6 +47,30 @@ KEEPS_STATE = "keeps a state"
 _SEEDS = 4
 
 
+class CheckFailed(Exception):
+    """A property does not hold; the message says why, in one line."""
+
+
+class Ends(CheckFailed):
+    """A property does not hold, and without it no further property can be checked."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a property holds."""
+
+    name: str
+    passed: bool
+    sentence: str = ""
+    """What was found, or why the property does not hold; may be empty if it holds."""
+
+    @property
+    def line(self) -> str:
+        """The finding in one line of a terminal."""
+        told = f": {self.sentence}" if self.sentence else ""
+        return visible(f"{'passes' if self.passed else 'FAILS '}  {self.name}{told}")
+
+
 def shapes(loss: PolicyLoss) -> str:
     """Check that the loss is one number, and surrogate, marks, number and state are what their docstrings say."""
     for dtype in (torch.float32, torch.float64):
@@ -58,9 +82,7 @@ def shapes(loss: PolicyLoss) -> str:
         _check_shape("values_BT", surrogate.values_BT, shape, Ends)
         marks = {name: getattr(surrogate, name) for name in ("clipped_low_BT", "clipped_high_BT")}
         if sum(mark_BT is None for mark_BT in marks.values()) == 1:
-            raise CheckFailed(
-                "expected both clipped_low_BT and clipped_high_BT, or None for both if the loss has no clip"
-            )
+            raise CheckFailed("expected clipped_low_BT and clipped_high_BT, or None for both if the loss has no clip")
         for name, mark_BT in marks.items():
             if mark_BT is not None:
                 _check_shape(name, mark_BT, shape)
@@ -98,10 +120,8 @@ def derivative(loss: PolicyLoss) -> str:
             if not differing:
                 break
             slope, expected = differing[0]
-            wrong = wrong or (
-                f"at log-ratios of {scale} the slope of the loss along a line is {slope:.4g}, but its gradient gives "
-                f"{expected:.4g}"
-            )
+            where = f"at log-ratios of {scale} the slope of the loss along a line"
+            wrong = wrong or f"{where} is {slope:.4g}, but its gradient gives {expected:.4g}"
             if hold:
                 raise CheckFailed(wrong)
     if wrong is None:
@@ -327,6 +347,20 @@ def holds(prop: Callable[..., str], *arguments: Any) -> str:
         raise (Ends if prop is shapes else CheckFailed)(blame.one_line(error)) from error
 
 
+def ask(properties: Mapping[str, Callable[[], str | None]]) -> Iterator[Finding]:
+    """Yield a finding for each property, in order. A property returns what it found, or raises ``CheckFailed``.
+
+    ``Ends`` makes the finding the last one.
+    """
+    for name, holds in properties.items():
+        try:
+            yield Finding(name, True, holds() or "")
+        except CheckFailed as why:
+            yield Finding(name, False, str(why))
+            if isinstance(why, Ends):
+                return
+
+
 _ragged = functools.cache(batches.ragged)
 
 
@@ -366,9 +400,8 @@ def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any
     if not _close(after.loss.detach(), before.loss.detach()):
         raise CheckFailed(f"{when} the loss is {after.loss.item():.6g}, and {before.loss.item():.6g} before")
     if not _close(after_BT[tokens], before_BT):
-        raise CheckFailed(
-            f"{when} the gradient differs by up to {float((after_BT[tokens] - before_BT).abs().max()):.2g}"
-        )
+        largest = float((after_BT[tokens] - before_BT).abs().max())
+        raise CheckFailed(f"{when} the gradient differs by up to {largest:.2g}")
     metrics = {name: values[tokens] if values.ndim else values for name, values in after.metrics.items()}
     if name := _differing(metrics, before.metrics):
         raise CheckFailed(f"{when} other tokens are marked ({name})")

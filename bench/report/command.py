@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from steadymoe.bench.report import paper
-from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.support.errors import Parser, UserError
 from steadymoe.bench.support.text import visible
 
 DESCRIPTION = """\

@@ -14,7 +14,7 @@ from steadymoe.bench.runs import record, run_folder
 from steadymoe.bench.runs.identity import NO_NUMBERS, OFF, flatten, settings_hash, shortener
 from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.statistics import collapse
-from steadymoe.bench.support import regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.text import portable, visible
 from steadymoe.bench.training import columns
 
@@ -51,7 +51,7 @@ _RUNS_OF_A_PIECE = 20
 
 def experiments(results: Path) -> list[str]:
     """Return the names of the experiments below ``runs/`` and ``data/``, sorted."""
-    places = [regular_files.refuse_links(results / name, results) for name in ("runs", "data")]
+    places = [files.refuse_links(results / name, results) for name in ("runs", "data")]
     return sorted({folder.name for place in places for folder in place.glob("*") if folder.is_dir()})
 
 
@@ -141,7 +141,7 @@ def damaged(results: Path, experiment: str) -> dict[Path, str]:
 
 def _states(results: Path, experiment: str) -> dict[Path, run_folder.State]:
     """Return run folder → state; a run that has ended is damaged too if its tables do not hold what it says."""
-    place = regular_files.refuse_links(results / "runs", results) / experiment
+    place = files.refuse_links(results / "runs", results) / experiment
     is_known = experiment in experiments(results) and not place.is_symlink()
     folders = sorted(path.parent for path in place.glob("**/run.json")) if is_known else []
     return {folder: _read_through(folder, state) for folder, state in run_folder.read_states(folders).items()}

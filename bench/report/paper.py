@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadymoe import conf
-from steadymoe.bench.support import external, regular_files
+from steadymoe.bench.support import external, files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 
@@ -170,7 +170,7 @@ def _read_sheet(path: Path) -> dict[str, Any]:
     import matplotlib as mpl
 
     try:
-        lines = regular_files.read_bytes(path).decode().splitlines()
+        lines = files.read_bytes(path).decode().splitlines()
         keys = [key.strip() for line in lines if (key := line.partition("#")[0].partition(":")[0]).strip()]
         if unknown := [key for key in keys if key not in mpl.rcParams]:  # matplotlib itself only warns
             raise ValueError(f"{unknown[0]!r} is not a matplotlib setting")

@@ -16,7 +16,7 @@ from steadymoe.bench.report.results import Results
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome, run_folder
 from steadymoe.bench.runs.run_folder import Damaged
-from steadymoe.bench.support import atomic_files, blame, processes, regular_files
+from steadymoe.bench.support import blame, files, processes
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible, without_formulas
 from steadymoe.bench.training import samples
@@ -174,7 +174,7 @@ def make(
     Figures are written in ``formats``, and as svg for the page. With ``experiment`` only the figures of this experiment
     are reported as missing. Raises as ``ended`` does.
     """
-    atomic_files.replaceable(results / "report.html")  # before the minutes that its content takes
+    files.replaceable(results / "report.html")  # before the minutes that its content takes
     lost: list[str] = []
     recorded = ended(results, experiment, arms, lost)
     named = {id: spec for id, spec in figures.every().items() if experiment in (None, spec.experiment)}
@@ -196,8 +196,10 @@ def make(
         left_out=lost + left_out(results, experiment),
         terms=tables.TERMS | outcome.TERMS,
     )
-    files = [path for section in sections for path in section["files"]] + write.files(results, {"report.html": page})
-    return Report(files, "\n".join(section["text"] for section in sections), absent + lost)
+    paths = [path for section in sections for path in section["files"]] + write.text_files(
+        results, {"report.html": page}
+    )
+    return Report(paths, "\n".join(section["text"] for section in sections), absent + lost)
 
 
 def shown_tables(recorded: Results) -> dict[str, tuple[pd.DataFrame, str]]:
@@ -235,9 +237,9 @@ def _written(
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(recorded)
     plain = listed.drop(columns=["folder", "config", "start"], errors="ignore")
-    files = write.files(results, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
+    paths = write.text_files(results, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
     for kind, (table, caption) in shown.items():
-        files += write.table(results, f"{name}-{kind}", table, caption)
+        paths += write.table(results, f"{name}-{kind}", table, caption)
     dial = shown.get("tolerance")
     lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
     if dial is not None:  # what a sweep over a dial is for
@@ -256,13 +258,13 @@ def _written(
         except Exception as error:  # no figure costs the page, a user's own least of all
             failed.append(f"{spec.id} {spec.name} could not be drawn: {visible(blame.one_line(error))}")
             continue
-        svg = regular_files.read_bytes(next(path for path in written if path.suffix == ".svg"))
+        svg = files.read_bytes(next(path for path in written if path.suffix == ".svg"))
         of_page = {"id": spec.id, "name": spec.name, "caption": write.whole_caption(figure, spec.caption)}
         of_page |= {"svg": base64.b64encode(svg).decode(), "narrow": ""}
         if spec.name == lead:
             of_page["narrow"] = style.narrow_svg(partial(spec.figure, recorded))
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
-        files += written
+        paths += written
     mixed, found = _mixed(runs), outcome.findings_of_arms(recorded.wide(*outcome.READ))
     warnings = [line] if (line := joined.difference(runs)) else []
     warnings += [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
@@ -280,7 +282,7 @@ def _written(
         "figures": drawn,
         "warnings": warnings,
         **_samples(runs),
-        "files": files,
+        "files": paths,
         "text": "\n\n".join(text) + "\n",
         "lacking": lacking,
         "failed": failed,
@@ -348,8 +350,8 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
         ended(results, experiment)
         raise NothingToReport(f"{results / 'data'} holds archived tables without their runs, which cannot be exported")
     parts = folders.tidy(pd.concat(runs, ignore_index=True).rename_axis("run"))
-    path = regular_files.folder(results, "tables") / f"{experiment or 'all'}-tidy.{suffix}"
-    atomic_files.write(path, partial(write.pieces, suffix=suffix, parts=parts))
+    path = files.folder(results, "tables") / f"{experiment or 'all'}-tidy.{suffix}"
+    files.write(path, partial(write.pieces, suffix=suffix, parts=parts))
     return path
 
 

@@ -20,7 +20,7 @@ from steadymoe.bench.report.folders import ARM_KEYS, FACTS, MAY_LACK, RUNS
 from steadymoe.bench.runs import record, run_folder
 from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.statistics import collapse
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible
 from steadymoe.bench.training import columns
@@ -133,7 +133,7 @@ class Results:
 
         A run of equal arm and seed takes another's place, whatever its config.
         """
-        path = regular_files.refuse_links(to / "data" / experiment / "runs.parquet", to)
+        path = files.refuse_links(to / "data" / experiment / "runs.parquet", to)
         old, new = (
             set(runs[ARM_KEYS[1:]].agg(" ".join, axis=1) + " seed=" + runs["seed"].astype(str))
             for runs in (_read(path.parent, "runs") if path.exists() else self.runs, self.runs)
@@ -149,15 +149,15 @@ class Results:
 
         Of the steps only the metrics of ``columns.kept``, and the runs' own, are kept. ``refuse_to_lose`` asks first.
         """
-        kept, folder = columns.kept(), regular_files.folder(to, "data", experiment)
+        kept, folder = columns.kept(), files.folder(to, "data", experiment)
         is_kept = self.steps["metric"].map(lambda name: name in kept or columns.is_own(name)).astype(bool)
         tables = {"runs": self.runs.reset_index(), **self.long, "steps": self.steps[is_kept]}
         paths = {folder / f"{name}.parquet": name for name in tables}
         for path in [*paths, folder / CHECKSUMS]:
-            atomic_files.replaceable(path)
+            files.replaceable(path)
         for path, name in paths.items():
             table = pa.Table.from_pandas(tables[name], SCHEMAS[name], preserve_index=False)
-            atomic_files.write(path, partial(_write, table))
+            files.write(path, partial(_write, table))
         return [*paths, bind(folder)]
 
 
@@ -167,7 +167,7 @@ class Results:
 def bind(folder: Path) -> Path:
     """Write the checksums of an archive's tables, which belong together, and return the file."""
     checksums = {path.name: run_folder.checksum(path) for path in sorted(folder.glob("*.parquet"))}
-    atomic_files.write_json(folder / CHECKSUMS, checksums)
+    files.write_json(folder / CHECKSUMS, checksums)
     return folder / CHECKSUMS
 
 
@@ -199,7 +199,7 @@ def _read(folder: Path, name: str) -> pd.DataFrame:
     """Return a table of an archive. Raises Damaged if it cannot be read, or is not as ``SCHEMAS`` has it."""
     path = folder / f"{name}.parquet"
     try:
-        table = all_visible(regular_files.read_parquet(path))
+        table = all_visible(files.read_parquet(path))
         return pa.Table.from_pandas(table, SCHEMAS[name], preserve_index=False).to_pandas()
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{path} cannot be read: {' '.join(str(error).split())}") from error
@@ -236,7 +236,7 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> str | None:
 def _object(text: str) -> dict:
     """Return the object in a text of JSON; empty for anything else."""
     try:
-        found = regular_files.parse_json(text)
+        found = files.parse_json(text)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -6,7 +6,7 @@ Recipe for a module that has something to show::
 
     paths = write.figure(results, "mine-dose", dose(rows), CAPTION, formats)  # and its numbers
     paths += write.table(results, "mine-ranking", ranking, CAPTION)  # tables/mine-ranking.{md,csv,tex}
-    paths += write.files(pages, {"board.md": text})  # whole pages, in the folder that the user named
+    paths += write.text_files(pages, {"board.md": text})  # whole pages, in the folder that the user named
     write.section(readme, "findings", text)  # what stands between two markers of a page
     page = write.html("score", "page.html", tables=tables)  # bench/score/page.html, based on bench/report/base.html
 
@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from steadymoe.bench.report import paper
 from steadymoe.bench.statistics.estimates import Estimate
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import markdown, visible, without_formulas
 
@@ -60,14 +60,14 @@ def formats(text: str | None) -> list[str]:
 # Files
 
 
-def files(root: Path, texts: Mapping[str, str], below: str = "") -> list[Path]:
+def text_files(root: Path, texts: Mapping[str, str], below: str = "") -> list[Path]:
     """Write ``texts`` (file name → text) to the folder ``root``, or one below it, and return the paths.
 
     Nothing is written through a link below ``root``, because a results folder may have been made elsewhere.
     """
-    folder = regular_files.folder(root, below)
+    folder = files.folder(root, below)
     for name, text in texts.items():
-        atomic_files.write(folder / name, partial(Path.write_text, data=text))
+        files.write(folder / name, partial(Path.write_text, data=text))
     return [folder / name for name in texts]
 
 
@@ -79,12 +79,12 @@ def figure(
     ``caption``, what it shows, and the figure's own caption are a text file beside it, unless the paper wants the
     latter in the image.
     """
-    folder = regular_files.folder(results, "figures")
+    folder = files.folder(results, "figures")
     paths = [folder / f"{stem}.{suffix}" for suffix in formats]
     for path in paths:
-        atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
+        files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
     if formats and not paper.current().caption and (text := whole_caption(drawn, caption)):
-        paths += files(results, {f"{stem}.txt": f"{text}\n"}, "figures")
+        paths += text_files(results, {f"{stem}.txt": f"{text}\n"}, "figures")
     is_long = len(drawn.numbers) > _LONGEST
     return paths + table(results, stem, drawn.numbers, caption, ("csv",) if is_long else ("md", "csv", "tex"))
 
@@ -105,7 +105,7 @@ def table(
         "csv": lambda: without_formulas(to_numbers(rows)).to_csv(index=False),
         "tex": lambda: to_latex(rows, caption),
     }
-    return files(results, {f"{stem}.{kind}": text[kind]() for kind in kinds}, "tables")
+    return text_files(results, {f"{stem}.{kind}": text[kind]() for kind in kinds}, "tables")
 
 
 def pieces(path: Path, suffix: str, parts: Iterator[pd.DataFrame]) -> None:
@@ -127,11 +127,11 @@ def section(page: Path, name: str, text: str) -> None:
 
     Raises ValueError for a page without these markers.
     """
-    before, begin, rest = regular_files.read_bytes(page).decode().partition(f"<!-- begin {name} -->\n")
+    before, begin, rest = files.read_bytes(page).decode().partition(f"<!-- begin {name} -->\n")
     _, end, after = rest.partition(f"<!-- end {name} -->")
     if not (begin and end):
         raise ValueError(f"{page} lacks the markers <!-- begin {name} --> and <!-- end {name} -->")
-    files(page.parent, {page.name: f"{before}{begin}{text.rstrip()}\n{end}{after}"})
+    text_files(page.parent, {page.name: f"{before}{begin}{text.rstrip()}\n{end}{after}"})
 
 
 def html(room: str, template: str, **values: Any) -> str:

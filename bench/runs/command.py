@@ -22,7 +22,7 @@ from steadymoe.bench.runs import (
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.run_folder import States
 from steadymoe.bench.support import processes
-from steadymoe.bench.support.arguments import Parser
+from steadymoe.bench.support.errors import Parser
 from steadymoe.bench.support.text import shortened, visible
 
 

@@ -16,7 +16,7 @@ from steadymoe.bench.runs.identity import flatten, shortener
 from steadymoe.bench.runs.overrides import key_of
 from steadymoe.bench.runs.validate import check
 from steadymoe.bench.schema import RunConfig, read
-from steadymoe.bench.support import atomic_files, external, regular_files
+from steadymoe.bench.support import external, files
 from steadymoe.bench.support.errors import ConfigError, Dense
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
@@ -53,7 +53,7 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write the run to a JSON file, for the job that executes it."""
-        atomic_files.write_json(path, vars(self) | {"config": self.plain, "folder": str(self.folder)})
+        files.write_json(path, vars(self) | {"config": self.plain, "folder": str(self.folder)})
 
     @classmethod
     def load(cls, path: Path) -> "Run":
@@ -253,8 +253,8 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     if len(os.fsencode(folder)) > _LONGEST_PATH:
         raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
     try:
-        return regular_files.refuse_links(folder, results)
-    except regular_files.NotRegular as error:
+        return files.refuse_links(folder, results)
+    except files.NotRegular as error:
         raise ConfigError(str(error)) from error
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 
 # Each table with its own count from 1, of steps and of gradient updates of the whole run.
 _TABLES = ("steps", "updates")
@@ -54,7 +54,7 @@ def sending(config: RunConfig, folder: Path, resumed: bool) -> Iterator[Callable
         with one_warning():
             # The mark is written first: a kill between mark and sending leaves a step out and sends none twice.
             sent["step"] = step
-            atomic_files.write_json(mark, sent)
+            files.write_json(mark, sent)
             for table in _TABLES:
                 for row in rows[table]:
                     at = step if table == "steps" else (step - 1) * config.updates_per_rollout + row["update"]
@@ -64,7 +64,7 @@ def sending(config: RunConfig, folder: Path, resumed: bool) -> Iterator[Callable
         if not resumed:  # the rows begin again, and so does the log
             mark.unlink(missing_ok=True)
             shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        sent |= regular_files.read_json(mark) if mark.exists() else {}
+        sent |= files.read_json(mark) if mark.exists() else {}
         opened.append(_tensorboard(folder) if config.log == "tensorboard" else _wandb(folder, config, sent["id"]))
     try:
         yield send

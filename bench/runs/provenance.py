@@ -14,7 +14,7 @@ from typing import Any
 from steadymoe.bench.runs.identity import flatten
 from steadymoe.bench.support import source
 from steadymoe.bench.support.errors import ConfigError
-from steadymoe.bench.support.revision import revision
+from steadymoe.bench.support.source import revision
 
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
 # other training code", and are not mixed with new ones. tests/runs/test_provenance.py notices when that may have

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from steadymoe.bench.runs import run_folder
 from steadymoe.bench.runs.run_folder import Damaged
 from steadymoe.bench.statistics.collapse import FINITE
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.training import columns
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def read_table(folder: Path, table: str) -> "pd.DataFrame":
     path = folder / f"{table}.parquet"
     if os.path.lexists(path):
         try:
-            with regular_files.opened(path) as file:
-                regular_files.refuse_large(path, file)
+            with files.opened(path) as file:
+                files.refuse_large(path, file)
                 names = pq.ParquetFile(file).schema_arrow.names
                 file.seek(0)
                 return pq.read_table(file, schema=schema(table, names)).to_pandas()
@@ -147,7 +147,7 @@ class Record:
             kept = [row for row in rows if row["step"] <= (resume_from or 0)]
             self._own |= {name for row in kept for name in row if columns.is_own(name)}
             text = "".join(_line(row) for row in kept)
-            atomic_files.write(self.folder / f"{table}.jsonl", partial(Path.write_text, data=text))
+            files.write(self.folder / f"{table}.jsonl", partial(Path.write_text, data=text))
         self.run.setdefault("started", self._begun.isoformat(timespec="seconds"))
         self.update(status="running")
 
@@ -183,14 +183,14 @@ class Record:
                 raise ValueError(f"a run may have at most {columns.MAX_OWN} columns from its loss")
             if unknown:
                 raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
-            with atomic_files.replaceable(self.folder / f"{table}.jsonl").open("a") as file:
+            with files.replaceable(self.folder / f"{table}.jsonl").open("a") as file:
                 file.write("".join(_line(row) for row in rows[table]))
 
     def update(self, **facts: Any) -> None:
         """Add ``facts`` to ``run.json`` and write it."""
         seconds = (datetime.now(UTC) - self._begun).total_seconds()
         self.run |= facts | {"wall_seconds": round(self._seconds_before + seconds, 3)}
-        atomic_files.write_json(self.folder / "run.json", self.run)
+        files.write_json(self.folder / "run.json", self.run)
 
     def end(self, diverged: dict[str, Any] | None, **facts: Any) -> None:
         """Turn the rows into parquet, write the status, and delete the files that only a resume needs.
@@ -202,7 +202,7 @@ class Record:
         checksums = {}
         for table in columns.TABLES:
             path, arrow = self.folder / f"{table}.parquet", _to_arrow(_read_rows(self.folder, table), table)
-            atomic_files.write(path, partial(pq.write_table, arrow))
+            files.write(path, partial(pq.write_table, arrow))
             checksums[table] = run_folder.checksum(path)
         self.run["tables"] = checksums
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -219,19 +219,19 @@ def _line(row: Row) -> str:
 
 def _read_rows(folder: Path, table: str) -> list[Row]:
     try:
-        lines = regular_files.read_bytes(folder / f"{table}.jsonl").decode().splitlines(keepends=True)
+        lines = files.read_bytes(folder / f"{table}.jsonl").decode().splitlines(keepends=True)
     except FileNotFoundError:
         return []
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # torn by a kill
-    return [regular_files.parse_json(line) for line in lines]
+    return [files.parse_json(line) for line in lines]
 
 
 def own_columns(folder: Path) -> list[str]:
     """Return the columns of a run that has ended, by its table of steps, that ``columns.TABLES`` does not declare."""
     import pyarrow.parquet as pq
 
-    with regular_files.opened(folder / "steps.parquet") as file:
+    with files.opened(folder / "steps.parquet") as file:
         return list(filter(columns.is_own, pq.read_schema(file).names))
 
 

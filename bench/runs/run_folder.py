@@ -16,7 +16,7 @@ from pydantic import AliasPath, ConfigDict, Field, StrictFloat, StrictInt, Stric
 
 from steadymoe.bench.runs import identity, provenance
 from steadymoe.bench.statistics.collapse import Rule
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.errors import ConfigError, UserError
 from steadymoe.bench.training import columns
 
@@ -121,7 +121,7 @@ class Damaged(UserError, ValueError):
 def read(file: Path) -> dict[str, Any] | None:
     """Return the JSON object in ``file``, or None without such a file. Raises Damaged for anything else."""
     try:
-        facts = regular_files.read_json(file)
+        facts = files.read_json(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -270,7 +270,7 @@ def _damaged_table(folder: Path, facts: Mapping[str, Any]) -> str | None:
 
 def checksum(path: Path) -> str:
     """Return the first 16 hex digits of the SHA-256 of a file's bytes. Raises OSError if it cannot be read."""
-    with regular_files.opened(path) as file:
+    with files.opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
@@ -282,7 +282,7 @@ def weights_path(folder: Path, step: int) -> Path:
 def hold(folder: Path, seconds: float = 0) -> FileLock:
     """Return the folder's lock, for ``with``. Raises filelock.Timeout if another process has it for ``seconds``."""
     folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(atomic_files.replaceable(folder / ".lock"), timeout=seconds)
+    return FileLock(files.replaceable(folder / ".lock"), timeout=seconds)
 
 
 def is_held(folder: Path) -> bool:
@@ -375,7 +375,7 @@ def redo(runs: Sequence["Run"]) -> list[str]:
 def move_away(folder: Path, results: Path, where: str) -> Path:
     """Move the content of ``folder``, except its lock, to a new folder below ``results/where``; return that folder."""
     below = folder.relative_to(results.absolute() / "runs")
-    copies = regular_files.folder(results.absolute(), where, *below.parts)
+    copies = files.folder(results.absolute(), where, *below.parts)
     place = next(place for number in count(1) if not (place := copies / str(number)).exists())
     place.mkdir()
     for path in sorted(folder.iterdir(), key=lambda path: path.name != "run.json"):  # without it the rest is no run
@@ -392,16 +392,16 @@ def add_to_plan(runs: Sequence["Run"], sweep: str | None = None) -> None:
     """
     for experiment in {run.config.experiment_name for run in runs}:
         ours = [run for run in runs if run.config.experiment_name == experiment]
-        folder = regular_files.folder(Path(ours[0].config.results_dir).absolute(), "runs", experiment)
+        folder = files.folder(Path(ours[0].config.results_dir).absolute(), "runs", experiment)
         plan = folder / "plan.json"
-        with FileLock(atomic_files.replaceable(folder / ".plan.lock")):
+        with FileLock(files.replaceable(folder / ".plan.lock")):
             before, why = planned(folder)
             if why is not None:
                 plan.replace(plan.with_name("plan.json.damaged"))
             commands = {str(run.folder.relative_to(folder)): sweep or run.command for run in ours}
             after = before | commands if sweep else commands | before
             if after != before:
-                atomic_files.write_json(plan, after)
+                files.write_json(plan, after)
 
 
 def planned(experiment: Path) -> tuple[dict[str, str], str | None]:

@@ -11,9 +11,8 @@ from typing import Any
 
 from steadymoe.bench.runs import provenance, run_folder
 from steadymoe.bench.runs.run_folder import State, States
-from steadymoe.bench.support import regular_files
-from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.support import files
+from steadymoe.bench.support.errors import Parser, UserError
 from steadymoe.bench.support.external import VARIABLE
 from steadymoe.bench.support.text import visible
 
@@ -50,7 +49,7 @@ def lines(results: Path) -> list[str]:
 
     Code that the runs name is read at most, never imported.
     """
-    place = regular_files.refuse_links(results / "runs", results)
+    place = files.refuse_links(results / "runs", results)
     links = sorted(path for path in place.glob("*") if path.is_symlink())
     lines = [f"{visible(path)} is a link; links in a results folder are not followed" for path in links]
     for folder in sorted(path for path in place.glob("*") if path.is_dir() and path not in links):

@@ -16,7 +16,7 @@ from steadymoe.bench.score import outcomes, standard
 from steadymoe.bench.score.outcomes import Score
 from steadymoe.bench.score.standard import ANCHORS, DIALS, RATE, REFERENCE, VERSION
 from steadymoe.bench.statistics.tolerance import SHARE
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.text import markdown, visible
 
 # The losses of the picture, beside the two anchors.
@@ -54,23 +54,17 @@ def rows(found: Sequence[Score]) -> pd.DataFrame:
     """Return a row for each loss: kind, three numbers, level, whose numbers they are, seeds on the rate's dial."""
     table, also = outcomes.table(found).drop(columns="best rate"), standard.made()["also"]
     table.insert(1, "kind", [kind(each.loss) for each in found])
-    labels = [also.get(each.loss, {}).get("label") for each in found]
-    numbers = [
-        ["recorded", *([label] if label else []), f"n = {each.seeds}"]
-        for each, label in zip(found, labels, strict=True)
-    ]
-    return table.assign(numbers=[", ".join(each) for each in numbers])
+    parts = [("recorded", also.get(each.loss, {}).get("label"), f"n = {each.seeds}") for each in found]
+    return table.assign(numbers=[", ".join(filter(None, each)) for each in parts])
 
 
 def headroom(found: Sequence[Score]) -> pd.DataFrame:
     """Return the factors of what each loss tolerates of the learning rate, in multiples of GRPO's."""
-    shown = []
-    for each in found:
-        number = each.tolerances.get(RATE.name)
-        factors = ("–", "–") if number is None else (number.own_best, number.headroom)
-        shown.append((each.loss, each.text(RATE), *factors))
-    columns = ("loss", f"{RATE.name} × {REFERENCE}", f"best rate × {REFERENCE}", f"headroom × {REFERENCE}")
-    return pd.DataFrame(shown, columns=list(columns))
+    numbers = {each.loss: each.tolerances.get(RATE.name) for each in found}
+    factors = [("–", "–") if each is None else (each.own_best, each.headroom) for each in numbers.values()]
+    columns = ["loss", *(f"{what} × {REFERENCE}" for what in (RATE.name, "best rate", "headroom"))]
+    shown = [(each.loss, each.text(RATE), *pair) for each, pair in zip(found, factors, strict=True)]
+    return pd.DataFrame(shown, columns=columns)
 
 
 def _ratio(score: Score) -> float:
@@ -111,7 +105,7 @@ def write_board(board: Path) -> list[Path]:
     notes = f"{' '.join(map(markdown, lines))}\n\n## How to read this\n\n{terms}"
     text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{notes}\n"
     html = page(f"Board of {VERSION}", shown, groups, lines, REFERENCE)
-    return [*paths, *write.files(board, {"board.md": text, "board.html": html})]
+    return [*paths, *write.text_files(board, {"board.md": text, "board.html": html})]
 
 
 def profile(found: pd.DataFrame) -> DataFigure:
@@ -121,10 +115,10 @@ def profile(found: pd.DataFrame) -> DataFigure:
 
 def draw(found: pd.DataFrame, folder: Path) -> list[Path]:
     """Write the picture of losses, ``profile.png`` and ``profile.svg``, to a folder and return the paths."""
-    drawn, paths = profile(found), [regular_files.folder(folder) / f"profile.{suffix}" for suffix in ("png", "svg")]
+    drawn, paths = profile(found), [files.folder(folder) / f"profile.{suffix}" for suffix in ("png", "svg")]
     with paper.used(paper.Paper(caption=True)):  # the page of the board shows the picture alone
         for path in paths:
-            atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
+            files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
     return paths
 
 

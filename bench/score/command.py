@@ -21,8 +21,8 @@ from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once
 from steadymoe.bench.score import board, outcomes, recorded, standard
 from steadymoe.bench.score.standard import ANCHORS, COLUMNS, DIALS, MOST_TUNED, QUICK, RATE, REFERENCE, VERSION, Dial
-from steadymoe.bench.support import regular_files
-from steadymoe.bench.support.arguments import Parser
+from steadymoe.bench.support import files
+from steadymoe.bench.support.errors import Parser
 from steadymoe.bench.support.text import visible
 
 _RESULTS = Path("results")
@@ -273,12 +273,12 @@ def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool, path:
     rows, notes = outcomes.table(scored), [*outcomes.notes(scored, found, own.label, quick), *more]
     rows = rows if not quick else rows.drop(columns=[f"{dial.name} × {REFERENCE}" for dial in DIALS[1:]])
     version = f"{VERSION}-quick" if quick else VERSION
-    folder = regular_files.folder(_RESULTS, "scores", version, own.name)
+    folder = files.folder(_RESULTS, "scores", version, own.name)
     paths = board.draw(found, folder)
     title = f"{visible(own.label)} in {version}"
     command = path + shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
     page = board.page(title, found, {"Tolerance": rows}, notes, own.label, command)
-    paths += write.files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
+    paths += write.text_files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
     for line in [*write.to_markdown(rows).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
         print(visible(line))
 

@@ -51,11 +51,9 @@ def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
     ended = ended_runs(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
     own = ended[ended["origin"] == ""]  # another trainer's run is not the suite's, wherever it lies
     ours = own[own["folder"].map(lambda folder: str(Path(folder).absolute()) in folders).astype(bool)]
-    return (
-        of_steps(Results.of_folders(ours).joined["steps"], dial, loss)
-        if len(ours)
-        else pd.DataFrame(columns=list(COLUMNS))
-    )
+    if not len(ours):
+        return pd.DataFrame(columns=list(COLUMNS))
+    return of_steps(Results.of_folders(ours).joined["steps"], dial, loss)
 
 
 def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
@@ -144,14 +142,9 @@ def smallest(number: Tolerance, losses: int) -> float:
 
 def table(found: Sequence[Score]) -> pd.DataFrame:
     """Return the scores for people."""
-    return pd.DataFrame(
-        [
-            {"loss": each.loss}
-            | {f"{dial.name} × {REFERENCE}": each.text(dial) for dial in DIALS}
-            | {"best rate": f"{each.best_rate:g}", "sampled": each.sampled, "greedy": each.greedy}
-            for each in found
-        ]
-    )
+    columns = ["loss", *(f"{dial.name} × {REFERENCE}" for dial in DIALS), "best rate", "sampled", "greedy"]
+    rows = [(s.loss, *map(s.text, DIALS), f"{s.best_rate:g}", s.sampled, s.greedy) for s in found]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def start(outcomes: pd.DataFrame) -> tuple[Estimate, Estimate]:
@@ -166,14 +159,10 @@ def notes(found: Sequence[Score], outcomes: pd.DataFrame, own: str, quick: bool)
     sampled, greedy = start(outcomes)
     lines = [f"Without training: {sampled} sampled, {greedy} greedy, n = {sampled.n}. *: decided."]
     if quick:
-        return [
-            *lines,
-            "A first look: three seeds decide nothing, and the grid is short. Leave out --quick for the full score.",
-        ]
+        first = "A first look: three seeds decide nothing, and the grid is short. Leave out --quick for the full score."
+        return [*lines, first]
     (mine,) = [each for each in found if each.loss == own]
     for name, number in mine.tolerances.items() if own != REFERENCE else ():
         if number is not None and np.isfinite(least := smallest(number, len(found) - 1)):
-            lines.append(
-                f"{name}: a ratio of {least:.2f}, or its inverse, is the smallest that {number.n} seeds decide here."
-            )
+            lines.append(f"{name}: {number.n} seeds decide no ratio closer to 1 than {least:.2f}, or its inverse.")
     return lines

@@ -15,14 +15,14 @@ import pandas as pd
 from steadymoe.algorithms import names
 from steadymoe.bench.report import write
 from steadymoe.bench.score import standard
-from steadymoe.bench.support import revision
+from steadymoe.bench.support import source
 from steadymoe.bench.support.errors import ConfigError
 
 
 def refuse(overrides: Sequence[str]) -> None:
     """Raise ConfigError if the algorithm of ``overrides`` cannot be recorded."""
     path = standard.FOLDER / standard.OUTCOMES
-    if not revision.is_tracked(path):
+    if not source.is_tracked(path):
         raise ConfigError(f"--record needs a git checkout of steadymoe, and git does not track {path}")
     if list(overrides) not in [[f"algorithm={name}"] for name in names(presets=True)]:
         raise ConfigError(
@@ -46,4 +46,6 @@ def append(loss: str, rows: pd.DataFrame, facts: Mapping[str, Any]) -> list[Path
     text = (standard.FOLDER / standard.OUTCOMES).read_text()
     text += rows.assign(block=loss).to_csv(index=False, header=False)
     # The rows come last: without them the loss is not recorded, and the same command records it.
-    return write.files(standard.FOLDER, {standard.MADE: json.dumps(made, indent=1) + "\n", standard.OUTCOMES: text})
+    return write.text_files(
+        standard.FOLDER, {standard.MADE: json.dumps(made, indent=1) + "\n", standard.OUTCOMES: text}
+    )

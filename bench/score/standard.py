@@ -89,10 +89,8 @@ def refuse_other_settings(dial: Dial, runs: Sequence[Run]) -> None:
     for run in runs:
         value = f"{value_of(dial, run):g}"
         if value in hashes and identity.config_hash(run.plain | {"seed": None}) != hashes[value]:
-            raise ConfigError(
-                f"experiment={dial.experiment} is not as it was recorded for {VERSION}; score with the version of "
-                "steadymoe that recorded it"
-            )
+            what = f"experiment={dial.experiment} is not as it was recorded for {VERSION}"
+            raise ConfigError(f"{what}; score with the version of steadymoe that recorded it")
 
 
 def value_of(dial: Dial, run: Run) -> float:

@@ -34,13 +34,10 @@ class Rule:
     grad_norm_factor: float = 100.0
     solved_reward: float = 0.9
 
-    def window(self, updates_per_rollout: int) -> int:
-        """Return the number of rollouts that the average reward covers."""
-        return max(MIN_ROLLOUTS, math.ceil(self.window_updates / updates_per_rollout))
-
-    def patience(self, updates_per_rollout: int) -> int:
-        """Return the number of rollouts that a fall must last."""
-        return max(MIN_ROLLOUTS, math.ceil(self.patience_updates / updates_per_rollout))
+    def rollouts(self, updates_per_rollout: int) -> tuple[int, int]:
+        """Return how many rollouts the average reward covers, and how many a fall must last."""
+        window, patience = (math.ceil(n / updates_per_rollout) for n in (self.window_updates, self.patience_updates))
+        return max(MIN_ROLLOUTS, window), max(MIN_ROLLOUTS, patience)
 
     def text(self) -> str:
         """Return the rule as JSON; ``from_text`` reads it."""
@@ -96,13 +93,14 @@ def _judge(number: np.ndarray, finite: np.ndarray, rule: Rule, updates_per_rollo
     """Return the verdict of ``judge`` from the steps, ascending, and the columns ``FINITE``."""
     import numpy as np
 
-    window, patience = rule.window(updates_per_rollout), rule.patience(updates_per_rollout)
+    window, patience = rule.rollouts(updates_per_rollout)
     broken = ~np.isfinite(finite).all(axis=1)
     sound = finite[: broken.argmax()] if broken.any() else finite
     collapses = [Collapse(int(number[len(sound)]), "not finite")] if broken.any() else []
     falling = []
     for reason, seen in _falls(sound, rule, window, patience).items():
-        streak = _streaks(seen)
+        total = seen.cumsum()
+        streak = total - np.maximum.accumulate(np.where(seen, 0, total))  # true values in a row up to each place
         if (streak == patience).any():
             collapses.append(Collapse(int(number[np.argmax(streak == patience) - patience + 1]), reason))
         elif streak[-1]:
@@ -139,14 +137,6 @@ def _falls(sound: np.ndarray, rule: Rule, window: int, patience: int) -> dict[st
         "entropy": (entropy < rule.entropy_fraction * entropy[0]) & in_vain,
         "gradient norm": exploded & in_vain,
     }
-
-
-def _streaks(seen: np.ndarray) -> np.ndarray:
-    """The number of true values in a row up to each place."""
-    import numpy as np
-
-    total = seen.cumsum()
-    return total - np.maximum.accumulate(np.where(seen, 0, total))
 
 
 def judged(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

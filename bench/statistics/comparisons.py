@@ -15,16 +15,8 @@ from scipy.optimize import brentq
 from scipy.special import stdtr
 from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.statistics.estimates import (
-    DIFFERENCE,
-    LEVEL,
-    MIN_FOR_INTERVAL,
-    Bounds,
-    Estimate,
-    over_seeds,
-    share,
-    t_quantile,
-)
+from steadymoe.bench.statistics import estimates
+from steadymoe.bench.statistics.estimates import DIFFERENCE, LEVEL, MIN_FOR_INTERVAL, Bounds, Estimate, over_seeds
 
 # Up to this many differences ``sign_flip_p`` tries every pattern of signs (half a million); beyond it draws patterns.
 MAX_ENUMERATED = 20
@@ -96,7 +88,7 @@ def probability_of_improvement(a: pd.Series, b: pd.Series) -> Estimate:
     """
     ours, theirs = _paired(a, b)
     if len(ours):
-        return share(float((ours > theirs).sum() + (ours == theirs).sum() / 2), len(ours))
+        return estimates.share(float((ours > theirs).sum() + (ours == theirs).sum() / 2), len(ours))
     return superiority(a.dropna().to_numpy(float), b.dropna().to_numpy(float))
 
 
@@ -224,7 +216,7 @@ def _power(away: float, n: int) -> float:
 
     A finding with the wrong sign does not count: it is rarer than 1e-4 if the power is a half or more.
     """
-    bound = t_quantile(1 - ALPHA, n - 1)
+    bound = estimates.t_quantile(1 - ALPHA, n - 1)
     if away > bound + 10:  # scipy's series fails there
         return 1.0
     return float(nct.sf(bound, n - 1, away))
@@ -237,7 +229,7 @@ def detectable(deviation: float, n: int) -> float:
     """
     if np.isnan(deviation):
         return np.nan
-    away = brentq(lambda away: _power(away, n) - POWER, 0.0, t_quantile(1 - ALPHA, n - 1) + 11)
+    away = brentq(lambda away: _power(away, n) - POWER, 0.0, estimates.t_quantile(1 - ALPHA, n - 1) + 11)
     return deviation / np.sqrt(n) * float(away)
 
 

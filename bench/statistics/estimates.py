@@ -104,31 +104,13 @@ def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[floa
     return float(a + (b - a) * expit(place - move)), float(a + (b - a) * expit(place + move))
 
 
-def _holding(numbers: np.ndarray, bounds: Bounds | None) -> Bounds | None:
-    """The bounds if all numbers lie within them, else None: a user's own task may have scores beyond 0 and 1."""
-    if bounds is None or ((numbers < bounds[0] - _ROUNDING) | (numbers > bounds[1] + _ROUNDING)).any():
-        return None
-    return bounds
-
-
-def _at_ends(numbers: np.ndarray, bounds: Bounds | None) -> bool:
-    """Whether every number is at an end of its range; the spread of such numbers says nothing."""
-    return bounds is not None and bool(np.isin(numbers, bounds).all())
-
-
-def mean_over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
-    """Return the mean and t interval of one number per seed (Student 1908), at any n; the mean of no seeds is nan.
-
-    For curves: a bootstrap at every step would take minutes. ``log`` and ``bounds``: see ``over_seeds``.
-    """
-    return _estimate(values, log, bounds, has_bootstrap=False)
-
-
-def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
+def over_seeds(
+    values: Sequence[float], log: bool = False, bounds: Bounds | None = None, may_bootstrap: bool = True
+) -> Estimate:
     """Return the mean of one number per seed with the interval that n allows; nan for no seeds.
 
     From ten seeds on: a BCa bootstrap (``_bootstrap_interval``), which gives the same bytes for the same numbers in any
-    order. From three to nine seeds: Student's interval.
+    order. From three to nine seeds, and at any n unless ``may_bootstrap``: Student's interval (1908).
 
     With ``log`` the mean is computed on logarithms and mapped back: a geometric mean with a positive interval, for
     variances. A value below ``MIN_LOG`` then counts as ``MIN_LOG``, and the mean is 0 if all do.
@@ -137,22 +119,21 @@ def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None
     bounds (the bootstrap does so by itself), and there is no interval if every seed is at an end. Bounds are ignored if
     a number lies outside them. Equal numbers have no interval either.
     """
-    return _estimate(values, log, bounds, has_bootstrap=True)
-
-
-def _estimate(values: Sequence[float], log: bool, bounds: Bounds | None, has_bootstrap: bool) -> Estimate:
     numbers = np.sort(np.asarray(values, dtype=float))
     n = len(numbers)
     if log:
         if n and numbers[-1] <= MIN_LOG * (1 + _ROUNDING):
             return Estimate(0.0, np.nan, np.nan, n)
-        logs = _estimate(np.log(numbers.clip(min=MIN_LOG)).tolist(), False, None, has_bootstrap)
+        logs = over_seeds(np.log(numbers.clip(min=MIN_LOG)).tolist(), may_bootstrap=may_bootstrap)
         mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
         return Estimate(mean, low, high, n)
-    bounds, mean = _holding(numbers, bounds), float(numbers.mean()) if n else np.nan
-    if n < MIN_FOR_INTERVAL or are_equal(numbers) or _at_ends(numbers, bounds):
+    if bounds and ((numbers < bounds[0] - _ROUNDING) | (numbers > bounds[1] + _ROUNDING)).any():
+        bounds = None  # a user's own task may have scores beyond 0 and 1
+    mean = float(numbers.mean()) if n else np.nan
+    at_ends = bounds is not None and np.isin(numbers, bounds).all()  # the spread of such numbers says nothing
+    if n < MIN_FOR_INTERVAL or are_equal(numbers) or at_ends:
         return Estimate(mean, np.nan, np.nan, n)
-    if has_bootstrap and n >= MIN_FOR_BOOTSTRAP:
+    if may_bootstrap and n >= MIN_FOR_BOOTSTRAP:
         return Estimate(mean, *_bootstrap_interval(numbers), n)
     half = t_quantile(LEVEL, n - 1) * float(numbers.std(ddof=1)) / math.sqrt(n)
     return Estimate(mean, *within(mean, half, bounds), n)
@@ -188,15 +169,12 @@ def share(successes: float, n: int) -> Estimate:
     """Return ``successes`` / n with Clopper and Pearson's exact interval (1934); a tie may be half a success."""
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
-    low, high = _clopper(successes, n) if n >= MIN_FOR_INTERVAL else (np.nan, np.nan)
-    return Estimate(successes / n, low, high, n)
-
-
-def _clopper(successes: float, n: float) -> tuple[float, float]:
+    if n < MIN_FOR_INTERVAL:
+        return Estimate(successes / n, np.nan, np.nan, n)
     tail = (1 - LEVEL) / 2
     low = beta.ppf(tail, successes, n - successes + 1) if successes > 0 else 0.0
     high = beta.ppf(1 - tail, successes + 1, n - successes) if successes < n else 1.0
-    return float(low), float(high)
+    return Estimate(successes / n, low, high, n)
 
 
 def curves(
@@ -213,8 +191,8 @@ def curves(
     smooth = chosen.groupby(["arm", "seed"])["value"].rolling(window, min_periods=1).mean()
     smooth = smooth.reset_index(level=["arm", "seed"], drop=True)
     chosen = chosen.assign(value=np.exp(smooth) if log else smooth)
-    rows = [
-        {"arm": arm, "step": step, **vars(mean_over_seeds(group["value"].tolist(), log, bounds=bounds))}
+    rows = [  # a bootstrap at every step would take minutes
+        {"arm": arm, "step": step, **vars(over_seeds(group["value"].tolist(), log, bounds, may_bootstrap=False))}
         for (arm, step), group in chosen.groupby(["arm", "step"], sort=True)
     ]
     return pd.DataFrame(rows, columns=["arm", "step", "mean", "low", "high", "n"])

@@ -1,12 +1,15 @@
-"""Python source, read and never executed: the file of a module, its imports, and a hash of files."""
+"""Python source, read and never executed: the file of a module, its imports, a hash of files, the commit."""
 
 import ast
 import functools
 import hashlib
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from steadymoe.bench.support import external
 
@@ -56,20 +59,17 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
     file that is not valid Python here.
     """
     found: dict[str, Path] = {}
-    waiting = list(modules)
-    for module in waiting:
-        file = find(module)
-        if file is None:
+    for module in modules:
+        if (file := find(module)) is None:
             return None
         found[module] = file
+    waiting = list(found)
     while waiting:
         module = waiting.pop()
         try:
             imported = _imports(found[module].read_bytes(), module, found[module].name == "__init__.py")
         except (SyntaxError, RecursionError, MemoryError) as error:
-            raise ValueError(
-                f"{found[module]} is not valid Python {sys.version_info.major}.{sys.version_info.minor}"
-            ) from error
+            raise ValueError(f"{found[module]} is not valid Python {sysconfig.get_python_version()}") from error
         for name in imported:
             if name not in found and (file := find(name)) is not None and follow(name, file):
                 found[name] = file
@@ -128,3 +128,33 @@ def _imports(content: bytes, module: str, is_package: bool) -> frozenset[str]:
     packages = {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)}
     # Python's own modules lie before all others on its path: none of them is followed.
     return frozenset(each for each in names | packages if each.partition(".")[0] not in {"", *sys.stdlib_module_names})
+
+
+def revision() -> dict[str, Any] | None:
+    """``commit`` (a hash) and ``changed`` (whether tracked files differ from it); None outside a git checkout."""
+    here = Path(__file__)
+    # The code may be installed inside the checkout of another project, whose commit says nothing of this code.
+    if not is_tracked(here):
+        return None
+    changed = _git(here.parent, "status", "--porcelain", "-uno")
+    return {"commit": _git(here.parent, "rev-parse", "HEAD"), "changed": bool(changed)}
+
+
+def is_tracked(path: Path) -> bool:
+    """Return whether a file is tracked in a git checkout."""
+    return _git(path.parent, "ls-files", "--error-unmatch", path.name) is not None
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()
+
+
+def version_line() -> str:
+    """Return version and, in a checkout, revision, in one line."""
+    checkout = revision()
+    commit = f" (revision {checkout['commit']}{', changed since' if checkout['changed'] else ''})" if checkout else ""
+    return f"steadymoe {version('steadymoe')}{commit}"

@@ -19,9 +19,9 @@ _HELD_OUT = 8
 # A larger score is infinite in float32.
 _LARGEST_SCORE = float(np.finfo(np.float32).max)
 
-# Demonstrations whose score is checked.
 # Prompts of each stream, at least, that are drawn to see whether the two overlap.
 _STREAM = 256
+# Demonstrations whose score is checked.
 _DEMONSTRATED = 64
 
 # After this many draws in a row without a usable prompt there is no such prompt.
@@ -150,9 +150,3 @@ def draw_prompts(draw: Callable[[], str | None], count: int, held_out: bool) -> 
             stream = "held-out" if held_out else "training"
             raise ValueError(f"the task's settings allow no {stream} prompts: none in {_MAX_DRAWS} draws")
     return prompts
-
-
-def refuse_empty_streams(task: Task) -> None:
-    """Raise ValueError if the training stream or the held-out stream of a task is empty."""
-    for held_out in (False, True):
-        task.sample(1, np.random.default_rng(0), held_out)

@@ -6,41 +6,29 @@ digit for each step. Its last digit alone decides the reward, so a response may 
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
-from steadymoe.bench.tasks.characters import character_tokenizer
+from steadymoe.bench.tasks import draw_prompts
+from steadymoe.bench.tasks.characters import CharacterTask
 
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-@dataclass
-class Chain:
+@dataclass(kw_only=True)
+class Chain(CharacterTask):
     """The task ``chain``; its numbers are explained in ``conf/task/chain.yaml``."""
 
     min_operands: int
     max_operands: int
     modulus: int
-    spare_tokens: int
-    version: int = 1
-    tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 2 <= self.min_operands <= self.max_operands:
-            raise ValueError(
-                f"2 <= task.min_operands <= task.max_operands must hold, got {self.min_operands}, {self.max_operands}"
-            )
+        self.refuse_unordered(2, "min_operands", "max_operands")
         if not 2 <= self.modulus <= 10:
             raise ValueError(f"task.modulus must be 2 to 10, since a value is one digit; got {self.modulus}")
-        if self.spare_tokens < 0:
-            raise ValueError(f"task.spare_tokens must not be negative; got {self.spare_tokens}")
-        if self.version != 1:
-            raise ValueError(f"task chain is at version 1; got task.version={self.version}")
-        self.tokenizer = character_tokenizer("0123456789+-*=")
-        refuse_empty_streams(self)
+        self.prepare("0123456789+-*=")
 
     @property
     def max_new_tokens(self) -> int:

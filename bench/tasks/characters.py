@@ -1,12 +1,45 @@
-"""A tokenizer with one token per character, and answers with some characters replaced by wrong characters."""
+"""What the tasks of the suite share: one token per character, checked numbers, wrong characters in answers."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+
+@dataclass(kw_only=True)
+class CharacterTask:
+    """A task with one token per character; a subclass has its numbers, ``sample``, ``demonstrations`` and ``score``."""
+
+    spare_tokens: int
+    version: int = 1
+    tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
+
+    def prepare(self, characters: str) -> None:
+        """Make the tokenizer. Raises ValueError for a bad shared number, and if a stream of prompts is empty."""
+        self.refuse_negative("spare_tokens")
+        if self.version != 1:
+            raise ValueError(f"task {type(self).__name__.lower()} is at version 1; got task.version={self.version}")
+        self.tokenizer = character_tokenizer(characters)
+        task: Any = self
+        for held_out in (False, True):
+            task.sample(1, np.random.default_rng(0), held_out)
+
+    def refuse_negative(self, name: str) -> None:
+        """Raise ValueError if a number is below 0."""
+        if getattr(self, name) < 0:
+            raise ValueError(f"task.{name} must not be negative; got {getattr(self, name)}")
+
+    def refuse_unordered(self, least: int, low: str, high: str) -> None:
+        """Raise ValueError unless ``least`` <= the number ``low`` <= the number ``high``."""
+        if not least <= getattr(self, low) <= getattr(self, high):
+            raise ValueError(
+                f"{least} <= task.{low} <= task.{high} must hold, got {getattr(self, low)} and {getattr(self, high)}"
+            )
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:

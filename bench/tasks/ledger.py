@@ -11,41 +11,29 @@ equally far apart: a small model learns to copy in about a hundred updates.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
-from steadymoe.bench.tasks.characters import character_tokenizer
+from steadymoe.bench.tasks import draw_prompts
+from steadymoe.bench.tasks.characters import CharacterTask
 
 _SIGNS = {"+": 1, "-": -1, ".": 0}
 _EMPTY = "___"
 
 
-@dataclass
-class Ledger:
+@dataclass(kw_only=True)
+class Ledger(CharacterTask):
     """The task ``ledger``; its numbers are explained in ``conf/task/ledger.yaml``."""
 
     min_forks: int
     max_forks: int
     fillers: int
-    spare_tokens: int
-    version: int = 1
-    tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_forks <= self.max_forks:
-            raise ValueError(
-                f"1 <= task.min_forks <= task.max_forks must hold, got {self.min_forks} and {self.max_forks}"
-            )
-        for name in ("fillers", "spare_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"task.{name} must not be negative; got {getattr(self, name)}")
-        if self.version != 1:
-            raise ValueError(f"task ledger is at version 1; got task.version={self.version}")
-        self.tokenizer = character_tokenizer("0123456789+-._")
-        refuse_empty_streams(self)
+        self.refuse_unordered(1, "min_forks", "max_forks")
+        self.refuse_negative("fillers")
+        self.prepare("0123456789+-._")
 
     @property
     def max_new_tokens(self) -> int:

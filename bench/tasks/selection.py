@@ -6,36 +6,27 @@ decision; the rest of its line is copied from the line before, which always stan
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
-from steadymoe.bench.tasks.characters import character_tokenizer, refuse_bad_symbols
+from steadymoe.bench.tasks import draw_prompts
+from steadymoe.bench.tasks.characters import CharacterTask, refuse_bad_symbols
 
 
-@dataclass
-class Selection:
+@dataclass(kw_only=True)
+class Selection(CharacterTask):
     """The task ``selection``; its numbers are explained in ``conf/task/selection.yaml``."""
 
     symbols: str
     length: int
     passes: int
-    spare_tokens: int
-    version: int = 1
-    tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         refuse_bad_symbols(self.symbols)
         if not 1 <= self.passes < self.length:
             raise ValueError(f"1 <= task.passes < task.length must hold, got {self.passes} and {self.length}")
-        if self.spare_tokens < 0:
-            raise ValueError(f"task.spare_tokens must not be negative; got {self.spare_tokens}")
-        if self.version != 1:
-            raise ValueError(f"task selection is at version 1; got task.version={self.version}")
-        self.tokenizer = character_tokenizer(self.symbols)
-        refuse_empty_streams(self)
+        self.prepare(self.symbols)
 
     @property
     def max_new_tokens(self) -> int:

@@ -1,38 +1,26 @@
 """Sorting: ``5291=`` is answered by its symbols in order, ``1259``. Prompts of any length, and an easy check."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
-from steadymoe.bench.tasks.characters import character_tokenizer, corrupted, refuse_bad_symbols
+from steadymoe.bench.tasks import draw_prompts
+from steadymoe.bench.tasks.characters import CharacterTask, corrupted, refuse_bad_symbols
 
 
-@dataclass
-class Sort:
+@dataclass(kw_only=True)
+class Sort(CharacterTask):
     """The task ``sort``; its numbers are explained in ``conf/task/sort.yaml``."""
 
     symbols: str
     min_length: int
     max_length: int
-    spare_tokens: int
-    version: int = 1
-    tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         refuse_bad_symbols(self.symbols)
-        if not 2 <= self.min_length <= self.max_length:
-            raise ValueError(
-                f"2 <= task.min_length <= task.max_length must hold, got {self.min_length} and {self.max_length}"
-            )
-        if self.spare_tokens < 0:
-            raise ValueError(f"task.spare_tokens must not be negative; got {self.spare_tokens}")
-        if self.version != 1:
-            raise ValueError(f"task sort is at version 1; got task.version={self.version}")
-        self.tokenizer = character_tokenizer(self.symbols + "=")
-        refuse_empty_streams(self)
+        self.refuse_unordered(2, "min_length", "max_length")
+        self.prepare(self.symbols + "=")
 
     @property
     def max_new_tokens(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.training.learner import Learner
 from steadymoe.models import balancing
 from steadymoe.models.engine import Sampler
@@ -40,7 +40,7 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
 
 def save_weights(path: Path, model: PreTrainedModel) -> None:
     """Write the weights alone, atomically, as ``cold_start.path`` reads them."""
-    atomic_files.write(path, lambda temporary: save_model(model, str(temporary)))
+    files.write(path, lambda temporary: save_model(model, str(temporary)))
 
 
 _ABOUT = "about"
@@ -54,12 +54,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Write tensors, texts about them, and the checksum of the tensors, atomically."""
     # One text, because safetensors writes several in any order, and equal checkpoints have equal bytes.
     about = {_ABOUT: json.dumps({**metadata, "sha256": _checksum(tensors)})}
-    atomic_files.write(path, lambda temporary: save_file(dict(tensors), temporary, metadata=about))
+    files.write(path, lambda temporary: save_file(dict(tensors), temporary, metadata=about))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return what ``write_tensors`` wrote. Raises DamagedTensors for other tensors, and OSError."""
-    regular_files.opened(path, sys.maxsize).close()  # no link, no pipe
+    files.opened(path, sys.maxsize).close()  # no link, no pipe
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(json.loads(file.metadata()[_ABOUT]))

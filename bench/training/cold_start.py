@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms.ops import aggregate
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.support.seeding import numpy_generator, seeded_globals, torch_generator
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task, sample
@@ -60,8 +60,8 @@ def load_or_make(
     name = config.cold_start_fingerprint
     weights, facts = cache / f"{name}.safetensors", cache / f"{name}.json"
     partial = cache / f"{name}.partial.safetensors"
-    regular_files.folder(cache.parent, cache.name)
-    with FileLock(atomic_files.replaceable(cache / f".{name}.lock")):
+    files.folder(cache.parent, cache.name)
+    with FileLock(files.replaceable(cache / f".{name}.lock")):
         damaged = _damaged(facts, weights)
         if damaged is not None:
             facts.unlink()
@@ -74,9 +74,9 @@ def load_or_make(
                 outcome |= {"sha256": _checksum(weights)} | ({} if damaged is None else {"rebuilt": damaged})
             except ColdStartError as error:  # the same config would fail alike: nobody else need try
                 outcome = {"error": str(error)}
-            atomic_files.write_json(facts, outcome)  # last: its presence says that the weights are whole
+            files.write_json(facts, outcome)  # last: its presence says that the weights are whole
         partial.unlink(missing_ok=True)
-        outcome = regular_files.read_json(facts)
+        outcome = files.read_json(facts)
         if "error" in outcome:
             raise ColdStartError(outcome["error"])
         load_model(model, weights, device=str(model.device))
@@ -86,7 +86,7 @@ def load_or_make(
 def _damaged(facts: Path, weights: Path) -> str | None:
     """Return why a cached cold start is not the one that was trained; None if it is, or if there is none."""
     try:
-        outcome = regular_files.read_json(facts)
+        outcome = files.read_json(facts)
         if "error" in outcome or outcome.get("sha256") == _checksum(weights):
             return None
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def _damaged(facts: Path, weights: Path) -> str | None:
 
 
 def _checksum(path: Path) -> str:
-    with regular_files.opened(path, sys.maxsize) as file:
+    with files.opened(path, sys.maxsize) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

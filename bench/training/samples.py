@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 
 if TYPE_CHECKING:
     from steadymoe.bench.tasks import Task
@@ -54,26 +54,26 @@ def take(rollout: "Rollout", task: "Task", step: int, responses: int) -> list[Ro
 def keep_until(folder: Path, step: int | None) -> None:
     """Before a run goes on after ``step``: remove the samples of later steps; for None remove all samples."""
     rows = [] if step is None else [row for row in read(folder) if row["step"] <= step]
-    atomic_files.write(_path(folder), partial(Path.write_text, data="".join(map(_line, rows)), encoding="utf-8"))
+    files.write(_path(folder), partial(Path.write_text, data="".join(map(_line, rows)), encoding="utf-8"))
 
 
 def append(folder: Path, rows: list[Row]) -> None:
     """Add the samples of one step."""
-    with atomic_files.replaceable(_path(folder)).open("a", encoding="utf-8") as file:
+    with files.replaceable(_path(folder)).open("a", encoding="utf-8") as file:
         file.write("".join(map(_line, rows)))
 
 
 def read(folder: Path) -> list[Row]:
     """Return the samples of a run in their order; empty for a run without samples."""
     try:
-        with regular_files.opened(_path(folder)) as file:
+        with files.opened(_path(folder)) as file:
             text = file.read(_MAX_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return []
     rows = []
     for line in text.splitlines():
         try:
-            row = regular_files.parse_json(line)
+            row = files.parse_json(line)
         except ValueError:  # torn by a kill, or no sample
             continue
         if isinstance(row, Mapping) and all(_is_a(row.get(key), kind) for key, kind in _KINDS.items()):

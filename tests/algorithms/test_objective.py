@@ -420,23 +420,6 @@ def test_rspo_supports_products_over_layers_and_dropped_tokens() -> None:
     assert_close(grad_BT, kept_BT.masked_fill(dropped_BT, 0.0))
 
 
-def test_trm_without_logits_uses_the_papers_estimates() -> None:
-    batch = ragged()
-    log_BT = batch.logprobs_BT - batch.get("rollout_logprobs_BT")
-    largest_B = ((log_BT**2 / 2) * batch.mask_BT).amax(-1)
-    mean_B = ((log_BT.expm1() - log_BT) * batch.mask_BT).sum(-1) / batch.mask_BT.sum(-1)
-    alive_B = torch.tensor(ADVANTAGES) != 0
-    for numbers, masked_B in (
-        ({"max_kl": 0.2, "mean_kl": None}, largest_B > 0.2),
-        ({"max_kl": None, "mean_kl": 0.1}, mean_B > 0.1),
-        ({"max_kl": 0.2, "mean_kl": 0.1}, (largest_B > 0.2) | (mean_B > 0.1)),
-    ):
-        _, grad_BT, _ = run(load("trm", top_k=None, **numbers), batch)
-        assert masked_B[alive_B].any()
-        assert not masked_B[alive_B].all()
-        assert torch.equal((grad_BT != 0).any(-1)[alive_B], ~masked_B[alive_B])
-
-
 @pytest.mark.parametrize("a_token", [-1.0, -19.0, -21.0, -45.0, -100.0, -1000.0])
 def test_gepo_is_accurate_at_any_likelihood(a_token: float) -> None:
     """In fp32 q² underflows below a log-probability of −44 a token; E is compared with exponentials in float64."""

@@ -299,7 +299,7 @@ def test_family_with_an_unknown_top_k_field_is_refused(monkeypatch: pytest.Monke
     config = shipped("micro")
     build.check(config)
     monkeypatch.setattr(build, "_TOP_K", ("moe_topk",))
-    with pytest.raises(ValueError, match="Qwen3MoeConfig names its top-k or number of experts in a field that"):
+    with pytest.raises(ValueError, match="Qwen3MoeConfig has its top-k in a field that"):
         build.check(config)
 
 

@@ -444,10 +444,10 @@ def test_mixing_configs_or_versions_is_reported(recorded: Path) -> None:
 
 
 def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:
-    found = estimates.mean_over_seeds([1e-4, 1e-2, 1e-3], log=True)
-    plain = estimates.mean_over_seeds(np.log([1e-4, 1e-2, 1e-3]).tolist())
+    found = estimates.over_seeds([1e-4, 1e-2, 1e-3], log=True)
+    plain = estimates.over_seeds(np.log([1e-4, 1e-2, 1e-3]).tolist())
     np.testing.assert_allclose([found.mean, found.low, found.high], np.exp([plain.mean, plain.low, plain.high]))
-    assert estimates.mean_over_seeds([0.0, 0.0, 0.0], log=True).mean == 0
+    assert estimates.over_seeds([0.0, 0.0, 0.0], log=True).mean == 0
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])

@@ -13,7 +13,7 @@ from small_runs import SMALL, assert_same, interrupt, planned
 
 from steadymoe.bench.report import folders, report_page
 from steadymoe.bench.runs import compose, execute, record, run_folder, status
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.columns import TABLES
 
@@ -38,9 +38,7 @@ def moved(finished: Path, to: Path) -> Path:
 
 
 def edited(**changes: object) -> Callable[[Path], object]:
-    return lambda folder: atomic_files.write_json(
-        folder / "run.json", json.loads((folder / "run.json").read_text()) | changes
-    )
+    return lambda folder: files.write_json(folder / "run.json", json.loads((folder / "run.json").read_text()) | changes)
 
 
 def flip(path: Path) -> None:
@@ -128,9 +126,7 @@ def test_unreadable_plan_is_reported_and_rewritten(content: str, finished: Path,
 
 def test_a_plan_names_no_folder_outside_its_experiment(finished: Path, tmp_path: Path) -> None:
     moved(finished, tmp_path)
-    atomic_files.write_json(
-        tmp_path / "runs" / "default" / "plan.json", {"../../up": "a", "/etc": "b", "here/seed=3": "c"}
-    )
+    files.write_json(tmp_path / "runs" / "default" / "plan.json", {"../../up": "a", "/etc": "b", "here/seed=3": "c"})
     assert list(run_folder.planned(tmp_path / "runs" / "default")[0]) == ["here/seed=3"]
     assert "1 not started" in status.lines(tmp_path)[0]
 
@@ -220,7 +216,7 @@ def test_run_json_without_permission_is_damage(tmp_path: Path, monkeypatch: pyte
     def refuses(_: Path) -> None:  # root may read anything
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(regular_files, "read_json", refuses)
+    monkeypatch.setattr(files, "read_json", refuses)
     assert "Permission denied" in str(run_folder.read_state(tmp_path).damage)
 
 

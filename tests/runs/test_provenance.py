@@ -16,7 +16,7 @@ from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import compose, execute, provenance, record, run_folder, status
 from steadymoe.bench.schema import ConfigError
-from steadymoe.bench.support import atomic_files, external, source
+from steadymoe.bench.support import external, files, source
 from steadymoe.bench.training import checkpoint
 
 OLD = Path(__file__).parents[1] / "recorded" / "results" / "runs" / "small"
@@ -58,7 +58,7 @@ def recorded(made: compose.Run, **changes: Any) -> None:
     shutil.copytree(next(OLD.glob("grpo/micro/chain/*/seed=0")), made.folder)
     ended = {"status": "finished", "wall_seconds": 1.0, "tables": run_folder.known(made.folder)["tables"]}
     facts = execute._facts(made) | ended | changes
-    atomic_files.write_json(made.folder / "run.json", facts)
+    files.write_json(made.folder / "run.json", facts)
 
 
 def test_code_hash_ignores_comments_and_formatting(tmp_path: Path) -> None:
@@ -196,10 +196,10 @@ def test_other_training_code_is_refused_but_not_other_libraries(
     ran(*words)
     facts = run_folder.known(made.folder)
     versions = facts["versions"] | {"torch": "1.0"}
-    atomic_files.write_json(made.folder / "run.json", facts | {"versions": versions})
+    files.write_json(made.folder / "run.json", facts | {"versions": versions})
     ran(*words)
     assert status.lines(tmp_path)[1].endswith("(made with torch 1.0)")
-    atomic_files.write_json(made.folder / "run.json", facts)
+    files.write_json(made.folder / "run.json", facts)
     then, now = provenance.TRAINING_VERSION, provenance.TRAINING_VERSION + 1
     monkeypatch.setattr(provenance, "TRAINING_VERSION", now)
     assert f"was made with other training code (version {then}; now {now}); add --redo" in refused(*words)
@@ -216,7 +216,7 @@ def test_run_resumes_only_with_known_equal_code(tmp_path: Path, monkeypatch: pyt
     facts = run_folder.known(made.folder)
     assert execute._resume_from(record.Record(made.folder, execute._facts(made)), keep=None) == 4
     for change in ({"algorithm_code": "ast1:0"}, {"algorithm_code": "0" * 16}, {"training_version": 0}):
-        atomic_files.write_json(made.folder / "run.json", facts | change)
+        files.write_json(made.folder / "run.json", facts | change)
         folder = record.Record(made.folder, execute._facts(made))
         assert execute._resume_from(folder, keep=None) is None
         assert "changed since its checkpoint" in folder.run["restarted"]
@@ -238,7 +238,7 @@ def test_only_run_imports_classes_named_in_results(tmp_path: Path, monkeypatch: 
             object_hook=lambda each, target=target: each | ({"_target_": target} if "_target_" in each else {}),
         )
         changes = {"config": named, "seed": seed, "experiment": "study", "algorithm_code": "ast1:0"}
-        atomic_files.write_json(folder / "run.json", facts | changes)
+        files.write_json(folder / "run.json", facts | changes)
     said = ran("status")
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])  # for time
     for words in (

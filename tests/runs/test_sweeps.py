@@ -18,7 +18,7 @@ from small_runs import SMALL, assert_same, planned
 from small_sweeps import SWEEP, at_work, holds, launched, runs_of, wait_for
 
 from steadymoe.bench.runs import compose, execute, launch, record, run_folder, status
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
 
@@ -208,7 +208,7 @@ def test_full_disk_loses_no_finished_rows(
 ) -> None:
     """From the third step on nothing can be written, in one place or anywhere; later it can again."""
     made = planned(tmp_path)
-    writes, append, steps = atomic_files.write, record.Record.append, [0]
+    writes, append, steps = files.write, record.Record.append, [0]
 
     def refuses(path: Path, writer: Callable[[Path], object]) -> None:
         kinds = {"run.json": "run.json", "checkpoint.safetensors": "checkpoint"}
@@ -225,14 +225,14 @@ def test_full_disk_loses_no_finished_rows(
             raise error
         append(self, rows)
 
-    monkeypatch.setattr(atomic_files, "write", refuses)
+    monkeypatch.setattr(files, "write", refuses)
     monkeypatch.setattr(record.Record, "append", counts)
     assert execute.execute(made) == "failed"
     finished = 2 if where in ("rows", "everything") else record.read_table(made.folder, "steps")["step"].max()
     rows = record.read_table(made.folder, "steps")
     assert rows["step"].tolist() == list(range(1, finished + 1))
     assert run_folder.read_state(made.folder).status in ("failed", "interrupted")
-    monkeypatch.setattr(atomic_files, "write", writes)
+    monkeypatch.setattr(files, "write", writes)
     monkeypatch.setattr(record.Record, "append", append)
     assert checkpoint.step_of(made.folder / "checkpoint.safetensors") is not None
     assert execute.execute(made) == "finished"

@@ -141,7 +141,7 @@ def test_run_that_never_reached_least_reward_cannot_collapse() -> None:
     ("updates", "window", "patience"), [(16, 5, 10), (8, 10, 20), (3, 27, 54), (1, 80, 160), (64, 2, 3), (640, 2, 2)]
 )
 def test_window_and_patience_span_equal_training_at_every_staleness(updates: int, window: int, patience: int) -> None:
-    assert (RULE.window(updates), RULE.patience(updates)) == (window, patience)
+    assert RULE.rollouts(updates) == (window, patience)
 
 
 @pytest.mark.parametrize("updates", [1, 4, 16, 64])

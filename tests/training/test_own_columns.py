@@ -21,11 +21,11 @@ from steadymoe.algorithms.grpo import GRPO
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.check import properties
 from steadymoe.bench.check.batches import part, ragged
+from steadymoe.bench.check.properties import CheckFailed
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import compose, execute, record, run_folder
-from steadymoe.bench.support import atomic_files, external
-from steadymoe.bench.support.findings import CheckFailed
+from steadymoe.bench.support import external, files
 from steadymoe.bench.training import columns, token_metrics
 
 LOSS = """from dataclasses import dataclass, replace
@@ -193,7 +193,7 @@ def test_odd_columns_are_ignored_and_too_many_damage_a_table(whole: compose.Run,
         table = recorded
         for name in names:
             table = table.append_column(name, pa.array([1e200] * len(recorded)))
-        atomic_files.write(path, partial(pq.write_table, table))
+        files.write(path, partial(pq.write_table, table))
 
     write(odd)
     assert list(record.read_table(folder, "steps")) == list(columns.TABLES["steps"])

@@ -7,8 +7,8 @@ from steadymoe.bench.schema import ConfigError
 
 REFUSED = {
     # Engines.
-    "engine=bf16 engine.strength=1.5": "at most 1",
-    "engine=router_noise engine.strength=-1": "from 0 to 1e12",
+    "engine=bf16 engine.strength=1.5": "from 0 to 1 here",
+    "engine=router_noise engine.strength=-1": "from 0 to 1e+12",
     "optimizer.learning_rate=1e13": "less than or equal to",
     "engine=stale engine.strength=1.5": "whole number of steps",
     "engine=exact engine.strength=1.0": "has no strength",
@@ -42,7 +42,7 @@ REFUSED = {
     "model=dense_micro +model.config.router_dtype=float32": "router_dtype is for routers",
     "model=deepseek_v3_micro model.config.n_group=3": "n_group=3",
     "model=deepseek_v3_micro model.config.n_shared_experts=-1": "n_shared_experts must be between 0 and",
-    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok (9) is above the number",
+    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok=9",
     # Updates.
     "microbatch=4 routing.aux_loss=0.1": "need the whole mini-batch",
     "advantage=leave_one_out_std rollout.responses=2": "at least 3 responses",

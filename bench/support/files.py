@@ -1,4 +1,6 @@
-"""Files of a folder that may have been made elsewhere: no link is followed, only regular files are opened.
+"""Files of a folder that may have been made elsewhere: no link is followed, only regular files are opened or replaced.
+
+A file is written under a temporary name next to its place, then renamed. It appears whole or never.
 
 A folder that the user names may itself be a link; nothing below it may be one. Sizes are bounded before anything is
 read, and so are the depth of JSON and what a parquet file decodes to.
@@ -8,6 +10,7 @@ import io
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +45,38 @@ def folder(root: Path, *names: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     refuse_links(below, root).mkdir(parents=True, exist_ok=True)
     return below
+
+
+def write(path: Path, writer: Callable[[Path], object]) -> None:
+    """Let ``writer`` fill a temporary file next to ``path`` and rename it over ``path``.
+
+    A crash at any moment leaves the old file, or none, and at most a stray ``*.tmp``. Raises as ``replaceable`` does;
+    ``path.resolve()`` writes through a link that the user has named.
+    """
+    replaceable(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # a writer would follow a link
+    try:
+        writer(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as indented JSON, atomically. Raises TypeError for content that JSON cannot express."""
+    write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
+
+
+def replaceable(path: Path) -> Path:
+    """Return ``path``, which need not exist.
+
+    Raises FileExistsError for what must not be written over: a link, a device, a folder, a pipe, a socket.
+    """
+    refuse_links(path, path.parent)
+    if path.exists() and not path.is_file():
+        raise NotRegular(f"{path} is not a regular file and is not overwritten; choose another path")
+    return path
 
 
 def opened(path: Path, most: int = MAX_BYTES) -> io.BufferedReader:
@@ -79,9 +114,8 @@ def parse_json(text: bytes | str) -> Any:
 
 def _levels(value: Any) -> int:
     """Return how many lists and objects lie in one another."""
-    if not isinstance(value, (dict, list)):
-        return 0
-    return 1 + max(map(_levels, value.values() if isinstance(value, dict) else value), default=0)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inside is None else 1 + max(map(_levels, inside), default=0)
 
 
 def read_parquet(path: Path) -> "pd.DataFrame":

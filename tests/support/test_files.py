@@ -1,14 +1,17 @@
-"""A file is replaced whole or not at all, and nothing but a regular file is replaced."""
+"""A file is replaced whole or not at all, only if it is regular; a parquet file must not decode to too much."""
 
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fixtures import make_socket
 
-from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.support import files
 
 
 def device(path: Path) -> None:
@@ -40,7 +43,7 @@ def test_non_regular_file_is_refused_and_kept(kind: str, tmp_path: Path) -> None
     MAKE[kind](place)
     before, names = place.lstat(), sorted(tmp_path.iterdir())
     with pytest.raises(FileExistsError, match=r"not a regular file|is a link"):
-        atomic_files.write_json(place, 1)
+        files.write_json(place, 1)
     after = place.lstat()
     assert (after.st_mode, after.st_ino, after.st_rdev) == (before.st_mode, before.st_ino, before.st_rdev)
     assert sorted(tmp_path.iterdir()) == names
@@ -54,10 +57,10 @@ def test_link_is_followed_only_if_the_user_names_it(there: bool, tmp_path: Path)
         target.write_text("old")
     link.symlink_to(target)
     with pytest.raises(FileExistsError, match="is a link"):
-        atomic_files.write_json(link, 1)
+        files.write_json(link, 1)
     assert link.is_symlink()
     assert (target.read_text() if target.exists() else None) == ("old" if there else None)
-    atomic_files.write_json(link.resolve(), 1)
+    files.write_json(link.resolve(), 1)
     assert target.read_text() == "1\n"
     assert sorted(tmp_path.rglob("*")) == [target.parent, target, link]
 
@@ -65,10 +68,10 @@ def test_link_is_followed_only_if_the_user_names_it(there: bool, tmp_path: Path)
 def test_linked_folder_is_followed_only_as_a_root(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "root").symlink_to("elsewhere")
-    assert regular_files.folder(tmp_path / "root", "tables").is_dir()
+    assert files.folder(tmp_path / "root", "tables").is_dir()
     (tmp_path / "root" / "figures").symlink_to(tmp_path)
     with pytest.raises(FileExistsError, match="figures is a link"):
-        regular_files.folder(tmp_path / "root", "figures", "deeper")
+        files.folder(tmp_path / "root", "figures", "deeper")
     assert not (tmp_path / "deeper").exists()
 
 
@@ -76,5 +79,41 @@ def test_linked_temporary_file_is_replaced(tmp_path: Path) -> None:
     target, place = tmp_path / "target", tmp_path / "page.json"
     target.write_text("mine")
     (tmp_path / f".page.json.{os.getpid()}.tmp").symlink_to(target)
-    atomic_files.write_json(place, 1)
+    files.write_json(place, 1)
     assert (target.read_text(), place.read_text()) == ("mine", "1\n")
+
+
+LONG = "x" * 1000
+
+
+@pytest.fixture
+def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_BYTES", 100_000)
+
+
+@pytest.mark.usefixtures("small_bound")
+@pytest.mark.parametrize(
+    "column",
+    [
+        [LONG] * 1000,
+        [[LONG]] * 1000,
+        [0] * 20_000,
+        pa.array([LONG.encode()] * 1000, pa.binary(1000)),
+        pa.array([LONG] * 1000).dictionary_encode(),
+    ],
+    ids=["text", "lists of text", "integers", "text of one length", "categories"],
+)
+def test_a_small_file_that_decodes_to_too_much_is_refused(tmp_path: Path, column: object) -> None:
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"some": column}), path)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(OSError, match=r"bomb.parquet decodes to \d{6,} bytes; at most 100000 are read"):
+        files.read_parquet(path)
+
+
+@pytest.mark.usefixtures("small_bound")
+def test_text_counts_once_for_each_value(tmp_path: Path) -> None:
+    """One long value among many short ones: their number times the longest would be too much."""
+    path, table = tmp_path / "text.parquet", pd.DataFrame({"a.b": [LONG, *["x"] * 1000, None], "c": range(1002)})
+    table.to_parquet(path)
+    pd.testing.assert_frame_equal(files.read_parquet(path), table)
