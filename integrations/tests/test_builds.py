@@ -90,8 +90,8 @@ def test_standalone_losses_register_the_verl_plugin(losses: Path) -> None:
     archive = zipfile.ZipFile(losses)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
     said = archive.read(name).decode()
-    assert "[verl.plugins]\nsteadymoe = steadymoe.integrations.verl.register\n" in f"{said}\n"
-    assert "steadymoe/integrations/verl/register.py" in archive.namelist()
+    assert "[verl.plugins]\nsteadymoe = steadymoe.integrations.verl.plugin\n" in f"{said}\n"
+    assert "steadymoe/integrations/verl/plugin.py" in archive.namelist()
 
 
 @pytest.mark.check

@@ -175,7 +175,7 @@ def test_the_check_lists_losses_and_arguments(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("import sys; sys.modules['steadymoe.integrations.verl.register'] = None", "ModuleNotFoundError"),
+        ("import sys; sys.modules['steadymoe.integrations.verl.plugin'] = None", "ModuleNotFoundError"),
         ("import steadymoe.integrations.verl.losses as v; v.register = lambda _: 1 / 0", "ZeroDivisionError"),
         ("import steadymoe.integrations.verl.losses as v; v.register = lambda _: None", "lacks steadymoe/aspo"),
     ],

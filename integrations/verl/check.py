@@ -14,7 +14,7 @@ from importlib.metadata import entry_points, version
 from steadymoe.algorithms import load, names
 from steadymoe.integrations.verl import losses as plugin
 
-MODULE = "steadymoe.integrations.verl.register"
+MODULE = "steadymoe.integrations.verl.plugin"
 TESTED = "0.9"
 # Prints the losses that a new process has after importing verl.
 LIST_LOSSES = (

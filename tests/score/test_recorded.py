@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gates
 import pytest
 from committed import assert_same
 
@@ -9,7 +10,6 @@ from steadymoe.bench.report import write
 from steadymoe.bench.report.results import Results
 from steadymoe.bench.score import board, outcomes, standard
 from steadymoe.bench.score.standard import RATE, REFERENCE
-from steadymoe.bench.statistics import gates
 
 ROOT = Path(__file__).parents[2]
 RULER = ROOT / "results" / "ruler"
