@@ -22,6 +22,7 @@ MIN_CLIPPED = 1e-3
 _OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
 _LOGARITHMIC = {"token_ratio_variance", "rollout_kl_k3"}
 _MAX_OWN = 8
+_STEP = "step (rollout)"
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.MIN_LOG
 
@@ -56,12 +57,12 @@ def overview(steps: pd.DataFrame) -> DataFigure:
             differences(axes[side * rows + 1], steps, "eval_accuracy", lines)
         notes = " Clipped shares: the plain mean." + style.without_clip(steps) if "clip_fraction" in shown else ""
         notes += style.below(steps, "token_ratio_variance", _NOTHING) + style.covered(steps, shown)
-        return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + notes)
+        return style.finish(figure, axes[0], style.describe(steps, log=True, against=base) + notes)
 
 
 def reward_compute(steps: pd.DataFrame) -> DataFigure:
     """Training reward and held-out accuracy against compute, algorithms compared (GSPO, 2507.18071, figure 1)."""
-    return _column(steps, ("reward", "eval_accuracy"), x=sampled_tokens(steps), x_label="sampled tokens")
+    return _column(steps, ("reward", "eval_accuracy"), x=sampled_tokens(steps))
 
 
 def replay(steps: pd.DataFrame) -> DataFigure:
@@ -79,10 +80,8 @@ def own_metrics(steps: pd.DataFrame) -> list[str]:
     return sorted(filter(columns.is_own, steps["metric"].unique()))
 
 
-def _column(
-    steps: pd.DataFrame, metrics: Sequence[str], x: pd.Series | None = None, x_label: str = "step (rollout)"
-) -> DataFigure:
-    """Draw one panel per metric, below each other, and with few seeds a panel of differences in reward."""
+def _column(steps: pd.DataFrame, metrics: Sequence[str], x: pd.Series | None = None) -> DataFigure:
+    """Draw one panel per metric over steps or ``x``, the sampled tokens, and with few seeds differences in reward."""
     lines = looks.of_lines(steps)
     groups, base = looks.groups(lines), compared(steps, lines)
     count = len(metrics) + (base is not None)
@@ -94,10 +93,11 @@ def _column(
             if base is not None:
                 differences(axes[-1], steps, "reward", group, x=x)
             for axis in axes:
-                axis.set_xlabel(x_label if axis in style.lowest(axes) else "")
-        text = style.curves_caption(steps, not _LOGARITHMIC.isdisjoint(metrics), base)
-        text += f" Δ at equal {x_label}." if x is not None and base is not None else ""
-        return style.finish(figure, axes[0], text + style.unsmoothed(metrics) + style.covered(steps, metrics))
+                axis.set_xlabel("" if axis not in style.lowest(axes) else _STEP if x is None else "sampled tokens")
+        text = style.describe(steps, log=not _LOGARITHMIC.isdisjoint(metrics), against=base)
+        text += " Δ at equal sampled tokens." if x is not None and base is not None else ""
+        text += " Held-out accuracy is not smoothed." if "eval_accuracy" in metrics else ""
+        return style.finish(figure, axes[0], text + style.covered(steps, metrics))
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
@@ -127,12 +127,12 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
             ours = steps[steps["method"] == methods[place]]
             (differences if kind else curves)(axis, ours, "reward", lines, panel=methods[place])
             if kind == 0:
-                style.title(axis, methods[place])
+                axis.set_title(*style.wrapped([methods[place]], figure.get_figwidth() / across - 0.4))
             is_lowest = kind == kinds - 1 and place + across >= len(methods)
             axis.set_xlabel("gradient updates" if is_lowest else "")
             axis.set_ylabel("" if right else axis.get_ylabel())
             axis.tick_params(labelbottom=is_lowest, labelleft=not right)
-        text = style.curves_caption(steps.assign(arm=names + " " + steps["arm"]), against=base)
+        text = style.describe(steps.assign(arm=names + " " + steps["arm"]), against=base)
         return style.finish(figure, axes[0], text, "updates per rollout")
 
 
@@ -151,24 +151,22 @@ def curves(
     axis and geometric means.
     """
     log = metric in _LOGARITHMIC
-    axis.set_xlabel("step (rollout)")
+    axis.set_xlabel(_STEP)
     axis.set_ylabel(columns.label(metric))
     over = style.smoothed_over(metric)
     few_seeds, steps = style.few_seeds(steps), steps[steps["arm"].isin(lines)]
     means = estimates.curves(steps, metric, over, log, columns.bounds(metric))
     single = _seeds(steps, metric, log, over) if few_seeds else means.iloc[:0].assign(seed=0)
-
-    def placed(rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.assign(x=rows["step"] if x is None else x[rows["arm"].iloc[0]].reindex(rows["step"]).to_numpy())
-
+    for rows in (means, single):
+        rows["x"] = rows["step"] if x is None else x.reindex(pd.MultiIndex.from_frame(rows[["arm", "step"]])).to_numpy()
+    shown = ["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"]
     for arm, look in lines.items():
-        curve = means[means["arm"] == arm]
+        curve = means.loc[means["arm"] == arm, shown]
         if curve.empty:  # an arm without the metric
             continue
-        for seed, rows in single[single["arm"] == arm].groupby("seed"):
-            style.thin(axis, arm, seed, placed(rows)[["x", "mean"]], look, panel)
-        shown = ["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"]
-        style.line(axis, arm, placed(curve)[shown], look, panel)
+        for seed, rows in single[single["arm"] == arm].groupby("seed")[["x", "mean"]]:
+            style.thin(axis, arm, seed, rows, look, panel)
+        style.line(axis, arm, curve, look, panel)
     if log and (means["mean"] > 0).any():
         axis.set_yscale("log")
         some = means[means["mean"] > _NOTHING]
@@ -201,7 +199,7 @@ def differences(
             style.thin(axis, name, seed, own[["x", "mean"]], look, panel or label)
         mean = apart.groupby("x")["mean"].agg(["mean", "count"]).reset_index().rename(columns={"count": "n"})
         style.line(axis, name, mean, look, panel or label)
-    axis.set_xlabel("step (rollout)")
+    axis.set_xlabel(_STEP)
     axis.set_ylabel(label)
 
 

@@ -1,5 +1,6 @@
 """Figures of one number per run: bars, and lines over an axis of the experiment."""
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -66,7 +67,7 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
             f"{_MIN_KL:g} is rounding, as with an exact engine, and lies below the panel"
         )
-        return style.finish(figure, axes[0], style.points_caption(steps, number, True, base))
+        return style.finish(figure, axes[0], style.describe(steps, number, True, base))
 
 
 def against(
@@ -103,7 +104,7 @@ def against(
             for at, own in ours.groupby(level=x)
         ]
         data = pd.DataFrame(rows, columns=["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"])
-        style.line(axis, name, data, look.with_marks())
+        style.line(axis, name, data, replace(look, marked=True))
     if base is not None:
         style.zero(axis, lines[base])
     if log:

@@ -114,7 +114,7 @@ def drift(steps: pd.DataFrame) -> DataFigure:
         for axis in axes[len(found) :]:
             axis.remove()
         middle = "; a setting that no axis of a panel shows has its middle value" if len(varying) > 2 else ""
-        return style.finish(figure, None, style.points_caption(steps, f"median over steps{middle}"))
+        return style.finish(figure, None, style.describe(steps, f"median over steps{middle}"))
 
 
 def attribution(steps: pd.DataFrame) -> DataFigure:
@@ -143,4 +143,4 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
             for axis in style.lowest(axes):
                 style.ticks_at(axis, steps[x], log=x == "experts")
                 axis.set_xlabel(SIZES[x])
-        return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))
+        return style.finish(figure, axes[0], style.describe(steps, "moments over all of its updates", log=True))
