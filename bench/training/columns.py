@@ -304,7 +304,7 @@ MAX_OWN, _LONGEST_NAME = 64, 40
 
 
 def names(*wanted: str) -> tuple[str, ...]:
-    """Return the names of columns. Raises KeyError for one that no table has: at the import of a module that reads it."""
+    """Return names of columns. Raises KeyError for one that no table has: at the import of a module that reads it."""
     known = {name for table in TABLES.values() for name in table}
     if unknown := [name for name in wanted if name not in known]:
         raise KeyError(f"no table has the columns {unknown}")

@@ -19,8 +19,11 @@ from steadymoe.bench.training import columns
 
 # Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
 MIN_CLIPPED = 1e-3
-_OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
-_LOGARITHMIC = {"token_ratio_variance", "rollout_kl_k3"}
+_OVERVIEW = REWARD, _, VARIANCE, CLIPPED = columns.names(
+    "reward", "expert_change_rate", "token_ratio_variance", "clip_fraction"
+)
+ACCURACY, TOKENS, KL = columns.names("eval_accuracy", "tokens_sampled", "rollout_kl_k3")
+_LOGARITHMIC = {VARIANCE, KL}
 _MAX_OWN = 8
 _STEP = "step (rollout)"
 # A variance below this is one of rounding.
@@ -48,26 +51,26 @@ def overview(steps: pd.DataFrame) -> DataFigure:
         for axes, group in zip(blocks, groups, strict=True):
             for axis, metric in zip(axes, shown, strict=False):
                 curves(axis, steps, metric, group)
-                if metric == "clip_fraction":
+                if metric == CLIPPED:
                     axis.set_yscale("symlog", linthresh=MIN_CLIPPED)
         if len(groups) == 1 and len(shown) % side:  # an empty place in the grid of panels
             axes[len(shown)].remove()
         if base is not None:
-            differences(axes[side * rows], steps, "reward", lines)
-            differences(axes[side * rows + 1], steps, "eval_accuracy", lines)
-        notes = " Clipped shares: the plain mean." + style.without_clip(steps) if "clip_fraction" in shown else ""
-        notes += style.below(steps, "token_ratio_variance", _NOTHING) + style.covered(steps, shown)
+            differences(axes[side * rows], steps, REWARD, lines)
+            differences(axes[side * rows + 1], steps, ACCURACY, lines)
+        notes = " Clipped shares: the plain mean." + style.without_clip(steps) if CLIPPED in shown else ""
+        notes += style.below(steps, VARIANCE, _NOTHING) + style.covered(steps, shown)
         return style.finish(figure, axes[0], style.describe(steps, log=True, against=base) + notes)
 
 
 def reward_compute(steps: pd.DataFrame) -> DataFigure:
     """Training reward and held-out accuracy against compute, algorithms compared (GSPO, 2507.18071, figure 1)."""
-    return _column(steps, ("reward", "eval_accuracy"), x=sampled_tokens(steps))
+    return _column(steps, (REWARD, ACCURACY), x=sampled_tokens(steps))
 
 
 def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
-    return _column(steps, ("reward", "token_ratio_variance"))
+    return _column(steps, (REWARD, VARIANCE))
 
 
 def own_numbers(steps: pd.DataFrame) -> DataFigure:
@@ -91,12 +94,12 @@ def _column(steps: pd.DataFrame, metrics: Sequence[str], x: pd.Series | None = N
             for axis, metric in zip(axes, metrics, strict=False):
                 curves(axis, steps, metric, group, x=x)
             if base is not None:
-                differences(axes[-1], steps, "reward", group, x=x)
+                differences(axes[-1], steps, REWARD, group, x=x)
             for axis in axes:
                 axis.set_xlabel("" if axis not in style.lowest(axes) else _STEP if x is None else "sampled tokens")
         text = style.describe(steps, log=not _LOGARITHMIC.isdisjoint(metrics), against=base)
         text += " Δ at equal sampled tokens." if x is not None and base is not None else ""
-        text += " Held-out accuracy is not smoothed." if "eval_accuracy" in metrics else ""
+        text += " Held-out accuracy is not smoothed." if ACCURACY in metrics else ""
         return style.finish(figure, axes[0], text + style.covered(steps, metrics))
 
 
@@ -125,7 +128,7 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
                 axis.remove()
                 continue
             ours = steps[steps["method"] == methods[place]]
-            (differences if kind else curves)(axis, ours, "reward", lines, panel=methods[place])
+            (differences if kind else curves)(axis, ours, REWARD, lines, panel=methods[place])
             if kind == 0:
                 axis.set_title(*style.wrapped([methods[place]], figure.get_figwidth() / across - 0.4))
             is_lowest = kind == kinds - 1 and place + across >= len(methods)
@@ -164,8 +167,7 @@ def curves(
         curve = means.loc[means["arm"] == arm, shown]
         if curve.empty:  # an arm without the metric
             continue
-        for seed, rows in single[single["arm"] == arm].groupby("seed")[["x", "mean"]]:
-            style.thin(axis, arm, seed, rows, look, panel)
+        style.thin(axis, arm, single[single["arm"] == arm], look, panel)
         style.line(axis, arm, curve, look, panel)
     if log and (means["mean"] > 0).any():
         axis.set_yscale("log")
@@ -195,8 +197,7 @@ def differences(
         ours = at_one_start if x is None else _moved(at_one_start, x[arm], x[base])
         apart = (ours - wide[base]).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
         apart = apart if x is None else apart.assign(x=x[base].reindex(apart["x"]).to_numpy())
-        for seed, own in apart.groupby("seed"):
-            style.thin(axis, name, seed, own[["x", "mean"]], look, panel or label)
+        style.thin(axis, name, apart, look, panel or label)
         mean = apart.groupby("x")["mean"].agg(["mean", "count"]).reset_index().rename(columns={"count": "n"})
         style.line(axis, name, mean, look, panel or label)
     axis.set_xlabel(_STEP)
@@ -249,7 +250,7 @@ def sampled_tokens(steps: pd.DataFrame) -> pd.Series:
 
     A seed that ended early counts with the tokens that it had sampled.
     """
-    chosen = steps[steps["metric"] == "tokens_sampled"]
+    chosen = steps[steps["metric"] == TOKENS]
     spent = chosen.groupby(["arm", "seed", "step"])["value"].sum()
     every = steps[["arm", "seed", "step"]].drop_duplicates().sort_values(["arm", "seed", "step"])
     spent = spent.reindex(pd.MultiIndex.from_frame(every), fill_value=0.0)

@@ -81,7 +81,8 @@ def ordered(names: Iterable[str]) -> dict[str, Look]:
     """Return name → look, for lines in an order: cividis, dark to light."""
     listed = list(names)
     shades = map(mpl.colors.to_hex, mpl.colormaps["cividis"](np.linspace(0, 0.85, len(listed))))
-    return {name: Look(*its) for name, *its in zip(listed, shades, cycle(STYLES), cycle(MARKERS), strict=False)}
+    shown = zip(listed, shades, cycle(STYLES), cycle(MARKERS), strict=False)
+    return {name: Look(shade, dashes, marker) for name, shade, dashes, marker in shown}
 
 
 def of_algorithm(name: str) -> Look:

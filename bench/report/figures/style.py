@@ -247,10 +247,11 @@ def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "")
     note(axis, name, data, panel)
 
 
-def thin(axis: Axes, name: str, seed: Any, data: pd.DataFrame, look: Look, panel: str = "") -> None:
-    """Draw the thin line of one seed; ``data``: x, mean (the seed's value)."""
-    axis.plot(data["x"], data["mean"], linestyle=look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
-    note(axis, f"{name}, seed {seed}", data.assign(n=1), panel)
+def thin(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
+    """Draw a thin line for each seed; ``data``: seed, x, mean (the seed's value)."""
+    for seed, own in data.assign(n=1).groupby("seed")[["x", "mean", "n"]]:
+        axis.plot(own["x"], own["mean"], linestyle=look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
+        note(axis, f"{name}, seed {seed}", own, panel)
 
 
 def dot(
