@@ -126,9 +126,10 @@ def _words_without_column(arm: str) -> str:
     return "".join(f" {word}" for word in words)
 
 
-def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the final reward of every run: arm, seed, value."""
-    return run_numbers(steps, "reward", "last", ["arm", "seed"]).reset_index()
+def _rewards(steps: pd.DataFrame, how: str) -> pd.DataFrame:
+    """Return one number of every run's reward: arm, seed (a number that paired runs share), value."""
+    paired = by_start(steps[steps["metric"] == "reward"])
+    return run_numbers(paired, "reward", how, ["arm", "seed"]).reset_index()
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +197,7 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``runs`` has the columns of
     ``collapse.judged``.
     """
-    ranked = ranking(final_rewards(by_start(steps)), bounds=columns.bounds("reward")).set_index("arm")
+    ranked = ranking(_rewards(steps, "last"), bounds=columns.bounds("reward")).set_index("arm")
     counts = pd.DataFrame({"n": runs.groupby("arm").size(), "p (Holm)": ranked["p_corrected"]})
     counts["collapsed"] = _verdicts(runs)["collapsed"].mean()
     gains = {"gain": ("reward", "gain")} if starts_differ(steps) else {}
@@ -275,15 +276,15 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
 
     ``steps`` and ``evaluations`` are those of ``Results.joined``.
     """
-    paired = by_start(steps)
-    rewards = final_rewards(paired)
+    rewards = _rewards(steps, "last")
     ranked = ranking(rewards, bounds=columns.bounds("reward"))
     if len(ranked) < 2:
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
-    finals = {str(arm): each.set_index("seed")["value"] for arm, each in rewards.groupby("arm")}
-    gains = run_numbers(paired, "reward", "gain", ["arm", "seed"]).reset_index()
-    gained = {str(arm): each.set_index("seed")["value"] for arm, each in gains.groupby("arm")}
+    finals, gained = (
+        {str(arm): each.set_index("seed")["value"] for arm, each in numbers.groupby("arm")}
+        for numbers in (rewards, _rewards(steps, "gain"))
+    )
     answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):

@@ -376,10 +376,8 @@ def test_fewer_than_five_seeds_decide_nothing() -> None:
     assert "decided" not in said
     said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6], b=[0.6, 0.1])))
     assert "n = 2; two seeds decide nothing." in said
-    for seeds in ([0.5, 0.6, 0.7], [0.5] * 6):
-        said = " ".join(tables.sentences(shown_of(a=seeds, b=seeds)))
-        assert f"It is level with b, the next arm, n = {len(seeds)}." in said
-        assert "-0" not in said
+    said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.5, 0.6, 0.7])))
+    assert "It is level with b, the next arm, n = 3." in said
     assert str(estimates.Estimate(-0.0, -0.0, 0.0, 3)) == "0 [0, 0]"
 
 

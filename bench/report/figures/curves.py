@@ -229,8 +229,8 @@ def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
 
 def _paired_seeds(steps: pd.DataFrame, base: str) -> dict[str, set[int]]:
     """Return the seeds at which each arm begins at the cold start of the arm ``base``."""
-    pairs = tables.by_start(steps)["seed"]
-    found = steps[["arm", "seed"]].assign(pair=pairs).drop_duplicates()
+    found = steps.filter(["arm", "seed", "start"]).drop_duplicates()
+    found["pair"] = tables.by_start(found)["seed"]
     shared = set(found.loc[found["arm"] == base, "pair"])
     return {
         str(arm): set(own.loc[own["pair"].isin(shared), "seed"]) for arm, own in found.groupby("arm", observed=True)
