@@ -144,15 +144,11 @@ def _states(results: Path, experiment: str) -> dict[Path, run_folder.State]:
     place = files.refuse_links(results / "runs", results) / experiment
     is_known = experiment in experiments(results) and not place.is_symlink()
     folders = sorted(path.parent for path in place.glob("**/run.json")) if is_known else []
-    return {folder: _read_through(folder, state) for folder, state in run_folder.read_states(folders).items()}
-
-
-def _read_through(folder: Path, state: run_folder.State) -> run_folder.State:
-    try:
-        why = _why_odd(folder, (folder / "run.json").stat().st_mtime_ns) if state.has_ended else None  # written last
-    except OSError as error:
-        why = str(error)
-    return state if why is None else run_folder.State("damaged", {}, why)
+    states = run_folder.read_states(folders)
+    for folder in [folder for folder, state in states.items() if state.has_ended]:
+        if (why := _why_odd(folder, (folder / "run.json").stat().st_mtime_ns)) is not None:  # it is written last
+            states[folder] = run_folder.State("damaged", {}, why)
+    return states
 
 
 @lru_cache(maxsize=4096)

@@ -108,7 +108,7 @@ def rename(runs: pd.DataFrame) -> pd.DataFrame:
 
 def refuse_unknown(arms: pd.DataFrame) -> None:
     """Raise UserError unless everything that ``--names`` names is an arm or an algorithm of ``arms``."""
-    known = sorted({str(name) for key in ("algorithm", "arm") for name in arms[key].unique()})
+    known = sorted(set(arms["arm"]) | set(arms["algorithm"]))
     for name in current().asked:
         if name not in known:
             hint = nearest(name, [visible(each) for each in known], "a report without --names")

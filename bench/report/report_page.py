@@ -69,7 +69,7 @@ def ended(
 
 def _named(recorded: dict[str, Results]) -> dict[str, Results]:
     """Return experiments with their arms named as the paper does. Raises UserError for a name that is not there."""
-    paper.refuse_unknown(pd.concat([its.runs[["arm", "algorithm"]] for its in recorded.values()]))
+    paper.refuse_unknown(pd.concat([its.runs for its in recorded.values()]))
     return {name: replace(its, runs=paper.rename(its.runs)) for name, its in recorded.items()}
 
 
@@ -245,32 +245,9 @@ def _written(
     if dial is not None:  # what a sweep over a dial is for
         lead, first = "tolerance", (dial[0], dials.SHORT_CAPTION)
         said = [*dials.sentences(dial[0]), *said]
-    drawn: list[dict[str, Any]] = []
-    lacking: dict[str, str] = {}
-    failed: list[str] = []
-    for spec in figures_of(name, alone):
-        if lack := spec.lacks(recorded):
-            lacking |= {spec.id: lack} if spec.experiment == name else {}
-            continue
-        try:
-            figure = spec.figure(recorded)
-            written = write.figure(results, spec.stem(name), figure, spec.caption, formats)
-        except Exception as error:  # no figure costs the page, a user's own least of all
-            failed.append(f"{spec.id} {spec.name} could not be drawn: {visible(blame.one_line(error))}")
-            continue
-        svg = files.read_bytes(next(path for path in written if path.suffix == ".svg"))
-        of_page = {"id": spec.id, "name": spec.name, "caption": write.whole_caption(figure, spec.caption)}
-        of_page |= {"svg": base64.b64encode(svg).decode(), "narrow": ""}
-        if spec.name == lead:
-            of_page["narrow"] = style.narrow_svg(partial(spec.figure, recorded))
-        drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
-        paths += written
-    mixed, found = _mixed(runs), outcome.findings_of_arms(recorded.wide(*outcome.READ))
-    warnings = [line] if (line := joined.difference(runs)) else []
-    warnings += [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
-    warnings += [f"{line[0].upper()}{line[1:]}." for line in found]
+    drawn = [_drawn(spec, results, name, recorded, formats, spec.name == lead) for spec in figures_of(name, alone)]
+    warnings, rates = _warnings(recorded), tables.best_rates(steps)
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
-    rates = tables.best_rates(steps)
     text = [visible(name), *map(visible, [*warnings, *rates]), write.to_markdown(shown["summary"][0])]
     return {
         "name": visible(name),
@@ -279,13 +256,36 @@ def _written(
         "lead": lead,
         "first": first,
         "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,
-        "figures": drawn,
+        "figures": [each for each in drawn if "svg" in each],
         "warnings": warnings,
         **_samples(runs),
-        "files": paths,
+        "files": paths + [path for each in drawn for path in each.get("files", ())],
         "text": "\n\n".join(text) + "\n",
-        "lacking": lacking,
-        "failed": failed,
+        "lacking": {each["id"]: each["lack"] for each in drawn if "lack" in each},
+        "failed": [each["failed"] for each in drawn if "failed" in each],
+    }
+
+
+def _drawn(
+    spec: FigureSpec, results: Path, name: str, recorded: Results, formats: Sequence[str], leads: bool
+) -> dict[str, Any]:
+    """Write a figure; return what the page shows of it, what it lacks (``lack``), or why it could not be drawn."""
+    if lack := spec.lacks(recorded):
+        return {"id": spec.id, "lack": lack} if spec.experiment == name else {}
+    try:
+        figure = spec.figure(recorded)
+        paths = write.figure(results, spec.stem(name), figure, spec.caption, formats)
+    except Exception as error:  # no figure costs the page, a user's own least of all
+        return {"failed": f"{spec.id} {spec.name} could not be drawn: {visible(blame.one_line(error))}"}
+    svg = files.read_bytes(next(path for path in paths if path.suffix == ".svg"))
+    return {
+        "id": spec.id,
+        "name": spec.name,
+        "caption": write.whole_caption(figure, spec.caption),
+        "svg": base64.b64encode(svg).decode(),
+        "narrow": style.narrow_svg(partial(spec.figure, recorded)) if leads else "",
+        "width": f"{figure.get_figwidth() * 8:g}rem",
+        "files": paths,
     }
 
 
@@ -307,14 +307,19 @@ def _listed(runs: pd.DataFrame) -> pd.DataFrame:
     return listed.join(runs[[*more]].rename(columns=more).assign(code=runs["revision"].str[:8]))
 
 
-def _mixed(runs: pd.DataFrame) -> list[str]:
-    """Return the facts (code, machine, config) in which runs differ, although a table treats them as equal."""
+def _warnings(recorded: Results) -> list[str]:
+    """Return what a reader must know of the runs: facts in which they differ, although a table treats them as equal."""
+    runs = recorded.runs
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
     mixed += ["settings besides the axes"] if (runs.groupby("experiment")["settings"].nunique() > 1).any() else []
     for key in ("config_without_seed", "algorithm_code"):
         counts = runs[runs[key] != ""].groupby("arm")[key].nunique()  # "": its code is not known
         mixed += [f"{key.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
-    return mixed
+    warnings = [line] if (line := joined.difference(runs)) else []
+    warnings += [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
+    return warnings + [
+        f"{line[0].upper()}{line[1:]}." for line in outcome.findings_of_arms(recorded.wide(*outcome.READ))
+    ]
 
 
 def _samples(runs: pd.DataFrame) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Results:
             files.replaceable(path)
         for path, name in paths.items():
             table = pa.Table.from_pandas(tables[name], SCHEMAS[name], preserve_index=False)
-            files.write(path, partial(_write, table))
+            files.write(path, partial(pq.write_table, table, compression="zstd"))
         return [*paths, bind(folder)]
 
 
@@ -169,10 +169,6 @@ def bind(folder: Path) -> Path:
     checksums = {path.name: run_folder.checksum(path) for path in sorted(folder.glob("*.parquet"))}
     files.write_json(folder / CHECKSUMS, checksums)
     return folder / CHECKSUMS
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, compression="zstd")
 
 
 def _kept(folder: Path) -> Results:

@@ -32,7 +32,7 @@ Shown = Mapping[str, tuple[pd.DataFrame, str]]
 # Steps at the end of a run over which its final numbers are averaged.
 LAST_STEPS = 5
 
-# Column → (metric, statistic of ``one_number``).
+# Column → (metric, one of ``NUMBERS``).
 SUMMARY = {
     "final reward": ("reward", "last"),
     "final held-out accuracy": ("eval_accuracy", "end"),
@@ -82,36 +82,26 @@ MODELS_CAPTION = (
 )
 
 
-def one_number(curve: pd.Series, how: str) -> float:
-    """Return one number of a run from its curve over steps (values in the order of the steps).
+def _means(curve: pd.Series) -> pd.Series:
+    return curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
 
-    ``how`` is ``last`` (the last mean over ``LAST_STEPS`` steps), ``fall`` (the highest such mean minus the last),
-    ``gain`` (the last such mean minus the first value), ``first`` or ``end`` (the first or the last value), or
-    ``median`` or ``mean`` (over steps). Raises ValueError for any other word.
-    """
 
-    def smooth() -> pd.Series:
-        return curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
-
-    numbers: dict[str, Callable[[], Any]] = {
-        "last": lambda: smooth().iloc[-1],
-        "fall": lambda: (means := smooth()).max() - means.iloc[-1],
-        "first": lambda: curve.iloc[0],
-        "gain": lambda: smooth().iloc[-1] - curve.iloc[0],
-        "end": lambda: curve.iloc[-1],
-        "median": curve.median,
-        "mean": curve.mean,
-    }
-    if how not in numbers:
-        raise ValueError(f"a curve has no number {how!r}; choose from {', '.join(numbers)}")
-    return float(numbers[how]())
+# A word for one number of a run → the number, from the run's curve in the order of the steps.
+NUMBERS: dict[str, Callable[[pd.Series], Any]] = {
+    "last": lambda curve: _means(curve).iloc[-1],
+    "fall": lambda curve: (means := _means(curve)).max() - means.iloc[-1],
+    "gain": lambda curve: _means(curve).iloc[-1] - curve.iloc[0],
+    "first": lambda curve: curve.iloc[0],
+    "end": lambda curve: curve.iloc[-1],
+    "median": pd.Series.median,
+    "mean": pd.Series.mean,
+}
 
 
 def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str]) -> pd.Series:
-    """Return ``one_number`` of each run that has the metric, by ``keys``, which tell one run from another."""
+    """Return one of ``NUMBERS`` of each run that has the metric, by ``keys``, which tell one run from another."""
     chosen = steps.loc[steps["metric"] == metric, [*keys, "step", "value"]].sort_values("step")
-    curves = chosen.groupby([*keys], observed=True)["value"]
-    return curves.agg(lambda curve: one_number(curve, how))
+    return chosen.groupby([*keys], observed=True)["value"].agg(NUMBERS[how])
 
 
 def arm_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
@@ -136,9 +126,10 @@ def _words_without_column(arm: str) -> str:
     return "".join(f" {word}" for word in words)
 
 
-def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the final reward of every run: arm, seed, value."""
-    return run_numbers(steps, "reward", "last", ["arm", "seed"]).reset_index()
+def _rewards(steps: pd.DataFrame, how: str) -> pd.DataFrame:
+    """Return one number of every run's reward: arm, seed (a number that paired runs share), value."""
+    paired = by_start(steps[steps["metric"] == "reward"])
+    return run_numbers(paired, "reward", how, ["arm", "seed"]).reset_index()
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -206,7 +197,7 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``runs`` has the columns of
     ``collapse.judged``.
     """
-    ranked = ranking(final_rewards(by_start(steps)), bounds=columns.bounds("reward")).set_index("arm")
+    ranked = ranking(_rewards(steps, "last"), bounds=columns.bounds("reward")).set_index("arm")
     counts = pd.DataFrame({"n": runs.groupby("arm").size(), "p (Holm)": ranked["p_corrected"]})
     counts["collapsed"] = _verdicts(runs)["collapsed"].mean()
     gains = {"gain": ("reward", "gain")} if starts_differ(steps) else {}
@@ -285,15 +276,15 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
 
     ``steps`` and ``evaluations`` are those of ``Results.joined``.
     """
-    paired = by_start(steps)
-    rewards = final_rewards(paired)
+    rewards = _rewards(steps, "last")
     ranked = ranking(rewards, bounds=columns.bounds("reward"))
     if len(ranked) < 2:
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
-    finals = {str(arm): each.set_index("seed")["value"] for arm, each in rewards.groupby("arm")}
-    gains = run_numbers(paired, "reward", "gain", ["arm", "seed"]).reset_index()
-    gained = {str(arm): each.set_index("seed")["value"] for arm, each in gains.groupby("arm")}
+    finals, gained = (
+        {str(arm): each.set_index("seed")["value"] for arm, each in numbers.groupby("arm")}
+        for numbers in (rewards, _rewards(steps, "gain"))
+    )
     answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):

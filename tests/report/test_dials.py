@@ -38,6 +38,14 @@ def sweep(
     return pd.DataFrame(rows)
 
 
+def with_vespo(steps: pd.DataFrame) -> pd.DataFrame:
+    """These runs and those of a loss that tolerates a little more than GRPO without a clip."""
+    vespo = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
+    vespo["arm"] = vespo["arm"].str.replace("grpo_unclipped", "vespo")
+    vespo.loc[vespo["learning_rate"] >= 8e-4, "value"] += 0.03
+    return pd.concat([steps, vespo])
+
+
 def test_a_dense_twin_has_a_start_a_threshold_and_a_reference_of_its_own() -> None:
     moe, dense = sweep(), sweep(model="dense_flat")
     of_accuracy = dense["metric"] == "eval_accuracy"
@@ -156,13 +164,10 @@ def test_settings_are_drawn_side_by_side() -> None:
         series: 3 if series.endswith("third") else 5 for series in multiples.index
     }
     assert "Kendall" not in figure.caption, "two losses beside the reference have no rank correlation"
-    third = joined[joined["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
-    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
-    third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03  # a little more than without a clip
-    caption = spec.figure(results_of(pd.concat([joined, third]))).caption
+    caption = spec.figure(results_of(with_vespo(joined))).caption
     assert "4 losses of all settings" in caption
     assert "is 1.00 for the multiples" in caption  # without an interval: one setting has three seeds
-    of_five = pd.concat([joined, third])[lambda steps: steps["experiment"] != "third"]
+    of_five = with_vespo(joined)[lambda steps: steps["experiment"] != "third"]
     assert "is 1.00 [" in spec.figure(results_of(of_five)).caption
 
 
@@ -188,19 +193,13 @@ def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_few_seeds_have_a_rank_correlation_without_an_interval(seeds: int) -> None:
     (spec,) = find(["carry_over"])
-    steps = pd.concat([sweep(seeds=seeds), sweep(experiment="other", seeds=seeds)])
-    third = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
-    third.loc[third["learning_rate"] >= 8e-4, "value"] += 0.03
-    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
-    assert "is 1.00 for the multiples" in spec.figure(results_of(pd.concat([steps, third]))).caption
+    steps = with_vespo(pd.concat([sweep(seeds=seeds), sweep(experiment="other", seeds=seeds)]))
+    assert "is 1.00 for the multiples" in spec.figure(results_of(steps)).caption
 
 
 def test_setting_without_grpo_is_dropped_and_unshared_seeds_have_no_tau() -> None:
     (spec,) = find(["carry_over"])
-    steps = pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third")])
-    third = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
-    third["arm"] = third["arm"].str.replace("grpo_unclipped", "vespo")
-    steps = pd.concat([steps, third])
+    steps = with_vespo(pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third")]))
     without = steps[(steps["experiment"] != "third") | (steps["algorithm"] != "grpo")]
     assert "4 losses of all settings" in spec.figure(results_of(without)).caption
     is_early = steps["seed"] < 2

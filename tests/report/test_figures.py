@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from small_figures import arms, data, long_table, results_of, said, shown
+from small_figures import arms, long_table, results_of, said, shown
 
 from steadymoe import conf
 from steadymoe.bench.report import figures, tables, write
@@ -403,9 +403,3 @@ def test_model_table_has_sizes_and_estimates() -> None:
     assert "0.2 [" in write.to_markdown(made)
     np.testing.assert_allclose(write.to_numbers(made)["sampler–trainer disagreement mean"].iloc[1], 0.1)
     assert tables.models(steps, runs[runs["model"] != "olmoe_micro"]).empty
-
-
-@pytest.mark.parametrize(("name", "is_logarithmic"), [("fig01", False), ("fig03", True)])
-def test_caption_names_the_geometric_mean_on_a_logarithmic_axis(name: str, is_logarithmic: bool) -> None:
-    figure = FIGURES[name].figure(data(name, ["grpo", "gspo"]))
-    assert ("geometric" in said(figure)) is is_logarithmic

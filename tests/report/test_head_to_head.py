@@ -9,22 +9,23 @@ from steadymoe.bench.report import tables, write
 from steadymoe.bench.statistics.comparisons import seeds_needed
 
 SEEDS = range(5)
-FINALS = {"fast": 0.8, "slow": 0.7}
+FAST = [0.8 + 0.01 * seed for seed in SEEDS]
 
 
-def steps_of() -> pd.DataFrame:
+def steps_of(levels: dict[str, list[float]], first: float | None = None) -> pd.DataFrame:
+    """Five steps at the level of each seed, after a first one of its own if there is one."""
     rows = [
-        {"arm": arm, "seed": seed, "step": step, "metric": "reward", "value": final + 0.01 * seed}
-        for arm, final in FINALS.items()
+        {"arm": arm, "seed": seed, "step": step, "metric": "reward", "value": value}
+        for arm, by in levels.items()
         for seed in SEEDS
-        for step in range(1, 6)
+        for step, value in enumerate([by[seed] if first is None else first, *[by[seed]] * 5])
     ]
     return pd.DataFrame(rows)
 
 
 def evaluations(answers: dict[str, list[float]]) -> pd.DataFrame:
     rows = [
-        {"arm": arm, "seed": seed, "prompt": str(index), "score": score}
+        (arm, seed, str(index), score)
         for arm, scores in answers.items()
         for seed in SEEDS
         for index, score in enumerate(scores)
@@ -32,27 +33,24 @@ def evaluations(answers: dict[str, list[float]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "seed", "prompt", "score"])
 
 
+PLAIN = steps_of({"fast": FAST, "slow": [level - 0.1 for level in FAST]})
+
+
 def test_differences_and_wins_match_the_curves() -> None:
     answers = evaluations({"fast": [1, 1, 0, 1], "slow": [1, 0, 0, 0]})
-    made = tables.head_to_head(steps_of(), answers)
+    made = tables.head_to_head(PLAIN, answers)
     assert made[["arm", "against", "n"]].to_numpy().tolist() == [["slow", "fast", 5]]
     row = made.iloc[0]
     assert row["final reward, difference"].mean == pytest.approx(-0.1)
     assert row["p (Holm)"] == 2 / 2**5
     assert row["better"].mean == 0
     assert row["held-out wins"].mean == -0.5
-    assert tables.head_to_head(steps_of().query("arm == 'fast'"), answers).empty
+    assert tables.head_to_head(PLAIN.query("arm == 'fast'"), answers).empty
 
 
 def test_detectable_difference_and_seeds_follow_from_the_spread_over_seeds() -> None:
     levels = {"fast": [0.8] * 5, "slow": [0.5, 0.6, 0.7, 0.8, 0.6], "calm": [0.7] * 5}
-    rows = [
-        {"arm": arm, "seed": seed, "step": step, "metric": "reward", "value": by[seed]}
-        for arm, by in levels.items()
-        for seed in SEEDS
-        for step in range(1, 6)
-    ]
-    made = tables.head_to_head(pd.DataFrame(rows), evaluations({})).set_index("arm")
+    made = tables.head_to_head(steps_of(levels), evaluations({})).set_index("arm")
     found, spread = made.loc["slow", "detectable"], np.std(levels["slow"], ddof=1)
     assert seeds_needed(spread, found * 1.0001) == len(SEEDS)
     assert seeds_needed(spread, found * 0.9999) == len(SEEDS) + 1
@@ -65,7 +63,7 @@ def test_detectable_difference_and_seeds_follow_from_the_spread_over_seeds() -> 
 def test_arms_with_different_prompts_have_no_win_rate() -> None:
     answers = evaluations({"fast": [1.0, 0.0], "slow": [1.0, 1.0]})
     answers.loc[answers["arm"] == "slow", "prompt"] += "?"
-    made = tables.head_to_head(steps_of(), answers)
+    made = tables.head_to_head(PLAIN, answers)
     assert made["held-out wins"].iloc[0].n == 0
     assert "–" in write.to_markdown(made)
 
@@ -73,20 +71,10 @@ def test_arms_with_different_prompts_have_no_win_rate() -> None:
 def test_arms_that_begin_at_other_cold_starts_are_not_paired() -> None:
     """A dense twin: on each seed it begins elsewhere, and noise of the seeds does not cancel."""
     levels = {"fast": [0.5, 0.6, 0.7, 0.8, 0.9], "slow": [0.4, 0.5, 0.6, 0.7, 0.8], "dense": [0.41, 0.5, 0.6, 0.7, 0.8]}
-    rows = [
-        {
-            "arm": arm,
-            "seed": seed,
-            "start": f"{arm == 'dense'} {seed}",
-            "step": step,
-            "metric": "reward",
-            "value": value,
-        }
-        for arm, by in levels.items()
-        for seed in SEEDS
-        for step, value in enumerate([0.3 + 0.02 * (arm == "dense"), *[by[seed]] * 5])
-    ]
-    steps = pd.DataFrame(rows)
+    steps = steps_of(levels, first=0.3)
+    is_dense = steps["arm"] == "dense"
+    steps.loc[is_dense & (steps["step"] == 0), "value"] = 0.32
+    steps["start"] = is_dense.astype(str) + " " + steps["seed"].astype(str)
     assert tables.starts_differ(steps)
     made = tables.head_to_head(steps, evaluations({})).set_index("arm")
     twin, paired = made.loc["dense", "final reward, difference"], made.loc["slow", "final reward, difference"]

@@ -188,11 +188,9 @@ def test_share_has_the_exact_interval() -> None:
 
 def test_fall_of_a_curve_starts_at_its_highest_mean() -> None:
     curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6, 0.6, 0.5, 0.4, 0.4])
-    assert tables.one_number(curve, "last") == pytest.approx(0.5)
-    assert tables.one_number(curve, "fall") == pytest.approx(1.0 - 0.5)
-    assert tables.one_number(curve[:1], "fall") == 0.0
-    with pytest.raises(ValueError, match="choose from last, fall"):
-        tables.one_number(curve, "finish")
+    assert tables.NUMBERS["last"](curve) == pytest.approx(0.5)
+    assert tables.NUMBERS["fall"](curve) == pytest.approx(1.0 - 0.5)
+    assert tables.NUMBERS["fall"](curve[:1]) == 0.0
 
 
 # --- arms against each other -------------------------------------------------------------------------

@@ -87,20 +87,16 @@ class FigureSpec:
         return self.draw(*(without_mathematics(data[name]) for name in self.takes))
 
 
-def _has_one_engine(steps: pd.DataFrame) -> str | None:
-    return None if len(set(steps["engine"]) - {"exact"}) == 1 else "runs of one engine, at several strengths"
+def _needs(what: str, holds: Callable[[pd.DataFrame], bool]) -> Callable[[pd.DataFrame], str | None]:
+    return lambda steps: None if holds(steps) else what
 
 
-def _has_one_model(steps: pd.DataFrame) -> str | None:
-    return None if steps["model"].nunique() == 1 else "runs of one model alone, at several depths"
-
-
-def _has_own(steps: pd.DataFrame) -> str | None:
-    return None if curves.own_metrics(steps) else "runs of a loss that reports numbers of its own"
-
-
-def _has_twins(steps: pd.DataFrame) -> str | None:
-    return None if (steps["experts"] > 0).nunique() == 2 else "runs of a model with experts and of one without"
+_one_engine = _needs(
+    "runs of one engine, at several strengths", lambda steps: len(set(steps["engine"]) - {"exact"}) == 1
+)
+_one_model = _needs("runs of one model alone, at several depths", lambda steps: steps["model"].nunique() == 1)
+_own_numbers = _needs("runs of a loss that reports numbers of its own", lambda steps: bool(curves.own_metrics(steps)))
+_twins = _needs("runs of a model with experts and of one without", lambda steps: (steps["experts"] > 0).nunique() == 2)
 
 
 # fmt: off
@@ -113,18 +109,18 @@ _LIST = [
     FigureSpec("fig05", "staleness_grid", curves.staleness_grid, "staleness",
                varies=("updates_per_rollout", "algorithm")),
     FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "twins",
-               rule=_has_twins, takes=("histograms",)),
+               rule=_twins, takes=("histograms",)),
     FigureSpec("fig10", "drift", routing.drift, "drift",
                varies_one=tuple(routing.AXES), records=("expert_change_rate",), of_experts=True),
     FigureSpec("fig11", "attribution", routing.attribution, "attribution",
                varies_one=tuple(routing.SIZES), records=("log_ratio_moment_free", "log_ratio_moment_pinned"),
-               only=("algorithm", "routing", "engine", *routing.SIZES), rule=_has_one_model, of_experts=True),
+               only=("algorithm", "routing", "engine", *routing.SIZES), rule=_one_model, of_experts=True),
     FigureSpec("fig14", "dose_response", points.dose_response, "dose",
                varies=("strength",), records=("reward", "rollout_kl_k3"),
                only=("algorithm", "routing", "correction", "model", "strength"),
-               rule=_has_one_engine),
+               rule=_one_engine),
     FigureSpec("fig17", "tolerance", tolerance.over_dial, "tolerance", rule=dials.lacks),
-    FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_has_own, needs_own=True),
+    FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_own_numbers, needs_own=True),
     FigureSpec("fig19", "carry_over", tolerance.across_settings, "optimizers", rule=dials.lacks_settings),
 ]
 # fmt: on

@@ -19,9 +19,13 @@ from steadymoe.bench.training import columns
 
 # Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
 MIN_CLIPPED = 1e-3
-_OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
-_LOGARITHMIC = {"token_ratio_variance", "rollout_kl_k3"}
+_OVERVIEW = REWARD, _, VARIANCE, CLIPPED = columns.names(
+    "reward", "expert_change_rate", "token_ratio_variance", "clip_fraction"
+)
+ACCURACY, TOKENS, KL = columns.names("eval_accuracy", "tokens_sampled", "rollout_kl_k3")
+_LOGARITHMIC = {VARIANCE, KL}
 _MAX_OWN = 8
+_STEP = "step (rollout)"
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.MIN_LOG
 
@@ -47,26 +51,26 @@ def overview(steps: pd.DataFrame) -> DataFigure:
         for axes, group in zip(blocks, groups, strict=True):
             for axis, metric in zip(axes, shown, strict=False):
                 curves(axis, steps, metric, group)
-                if metric == "clip_fraction":
+                if metric == CLIPPED:
                     axis.set_yscale("symlog", linthresh=MIN_CLIPPED)
         if len(groups) == 1 and len(shown) % side:  # an empty place in the grid of panels
             axes[len(shown)].remove()
         if base is not None:
-            differences(axes[side * rows], steps, "reward", lines)
-            differences(axes[side * rows + 1], steps, "eval_accuracy", lines)
-        notes = " Clipped shares: the plain mean." + style.without_clip(steps) if "clip_fraction" in shown else ""
-        notes += style.below(steps, "token_ratio_variance", _NOTHING) + style.covered(steps, shown)
-        return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + notes)
+            differences(axes[side * rows], steps, REWARD, lines)
+            differences(axes[side * rows + 1], steps, ACCURACY, lines)
+        notes = " Clipped shares: the plain mean." + style.without_clip(steps) if CLIPPED in shown else ""
+        notes += style.below(steps, VARIANCE, _NOTHING) + style.covered(steps, shown)
+        return style.finish(figure, axes[0], style.describe(steps, log=True, against=base) + notes)
 
 
 def reward_compute(steps: pd.DataFrame) -> DataFigure:
     """Training reward and held-out accuracy against compute, algorithms compared (GSPO, 2507.18071, figure 1)."""
-    return _column(steps, ("reward", "eval_accuracy"), x=sampled_tokens(steps), x_label="sampled tokens")
+    return _column(steps, (REWARD, ACCURACY), x=sampled_tokens(steps))
 
 
 def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
-    return _column(steps, ("reward", "token_ratio_variance"))
+    return _column(steps, (REWARD, VARIANCE))
 
 
 def own_numbers(steps: pd.DataFrame) -> DataFigure:
@@ -79,10 +83,8 @@ def own_metrics(steps: pd.DataFrame) -> list[str]:
     return sorted(filter(columns.is_own, steps["metric"].unique()))
 
 
-def _column(
-    steps: pd.DataFrame, metrics: Sequence[str], x: pd.Series | None = None, x_label: str = "step (rollout)"
-) -> DataFigure:
-    """Draw one panel per metric, below each other, and with few seeds a panel of differences in reward."""
+def _column(steps: pd.DataFrame, metrics: Sequence[str], x: pd.Series | None = None) -> DataFigure:
+    """Draw one panel per metric over steps or ``x``, the sampled tokens, and with few seeds differences in reward."""
     lines = looks.of_lines(steps)
     groups, base = looks.groups(lines), compared(steps, lines)
     count = len(metrics) + (base is not None)
@@ -92,12 +94,13 @@ def _column(
             for axis, metric in zip(axes, metrics, strict=False):
                 curves(axis, steps, metric, group, x=x)
             if base is not None:
-                differences(axes[-1], steps, "reward", group, x=x)
+                differences(axes[-1], steps, REWARD, group, x=x)
             for axis in axes:
-                axis.set_xlabel(x_label if axis in style.lowest(axes) else "")
-        text = style.curves_caption(steps, not _LOGARITHMIC.isdisjoint(metrics), base)
-        text += f" Δ at equal {x_label}." if x is not None and base is not None else ""
-        return style.finish(figure, axes[0], text + style.unsmoothed(metrics) + style.covered(steps, metrics))
+                axis.set_xlabel("" if axis not in style.lowest(axes) else _STEP if x is None else "sampled tokens")
+        text = style.describe(steps, log=not _LOGARITHMIC.isdisjoint(metrics), against=base)
+        text += " Δ at equal sampled tokens." if x is not None and base is not None else ""
+        text += " Held-out accuracy is not smoothed." if ACCURACY in metrics else ""
+        return style.finish(figure, axes[0], text + style.covered(steps, metrics))
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
@@ -125,14 +128,14 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
                 axis.remove()
                 continue
             ours = steps[steps["method"] == methods[place]]
-            (differences if kind else curves)(axis, ours, "reward", lines, panel=methods[place])
+            (differences if kind else curves)(axis, ours, REWARD, lines, panel=methods[place])
             if kind == 0:
-                style.title(axis, methods[place])
+                axis.set_title(*style.wrapped([methods[place]], figure.get_figwidth() / across - 0.4))
             is_lowest = kind == kinds - 1 and place + across >= len(methods)
             axis.set_xlabel("gradient updates" if is_lowest else "")
             axis.set_ylabel("" if right else axis.get_ylabel())
             axis.tick_params(labelbottom=is_lowest, labelleft=not right)
-        text = style.curves_caption(steps.assign(arm=names + " " + steps["arm"]), against=base)
+        text = style.describe(steps.assign(arm=names + " " + steps["arm"]), against=base)
         return style.finish(figure, axes[0], text, "updates per rollout")
 
 
@@ -151,24 +154,21 @@ def curves(
     axis and geometric means.
     """
     log = metric in _LOGARITHMIC
-    axis.set_xlabel("step (rollout)")
+    axis.set_xlabel(_STEP)
     axis.set_ylabel(columns.label(metric))
     over = style.smoothed_over(metric)
     few_seeds, steps = style.few_seeds(steps), steps[steps["arm"].isin(lines)]
     means = estimates.curves(steps, metric, over, log, columns.bounds(metric))
     single = _seeds(steps, metric, log, over) if few_seeds else means.iloc[:0].assign(seed=0)
-
-    def placed(rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.assign(x=rows["step"] if x is None else x[rows["arm"].iloc[0]].reindex(rows["step"]).to_numpy())
-
+    for rows in (means, single):
+        rows["x"] = rows["step"] if x is None else x.reindex(pd.MultiIndex.from_frame(rows[["arm", "step"]])).to_numpy()
+    shown = ["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"]
     for arm, look in lines.items():
-        curve = means[means["arm"] == arm]
+        curve = means.loc[means["arm"] == arm, shown]
         if curve.empty:  # an arm without the metric
             continue
-        for seed, rows in single[single["arm"] == arm].groupby("seed"):
-            style.thin(axis, arm, seed, placed(rows)[["x", "mean"]], look, panel)
-        shown = ["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"]
-        style.line(axis, arm, placed(curve)[shown], look, panel)
+        style.thin(axis, arm, single[single["arm"] == arm], look, panel)
+        style.line(axis, arm, curve, look, panel)
     if log and (means["mean"] > 0).any():
         axis.set_yscale("log")
         some = means[means["mean"] > _NOTHING]
@@ -197,11 +197,10 @@ def differences(
         ours = at_one_start if x is None else _moved(at_one_start, x[arm], x[base])
         apart = (ours - wide[base]).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
         apart = apart if x is None else apart.assign(x=x[base].reindex(apart["x"]).to_numpy())
-        for seed, own in apart.groupby("seed"):
-            style.thin(axis, name, seed, own[["x", "mean"]], look, panel or label)
+        style.thin(axis, name, apart, look, panel or label)
         mean = apart.groupby("x")["mean"].agg(["mean", "count"]).reset_index().rename(columns={"count": "n"})
         style.line(axis, name, mean, look, panel or label)
-    axis.set_xlabel("step (rollout)")
+    axis.set_xlabel(_STEP)
     axis.set_ylabel(label)
 
 
@@ -230,8 +229,8 @@ def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
 
 def _paired_seeds(steps: pd.DataFrame, base: str) -> dict[str, set[int]]:
     """Return the seeds at which each arm begins at the cold start of the arm ``base``."""
-    pairs = tables.by_start(steps)["seed"]
-    found = steps[["arm", "seed"]].assign(pair=pairs).drop_duplicates()
+    found = steps.filter(["arm", "seed", "start"]).drop_duplicates()
+    found["pair"] = tables.by_start(found)["seed"]
     shared = set(found.loc[found["arm"] == base, "pair"])
     return {
         str(arm): set(own.loc[own["pair"].isin(shared), "seed"]) for arm, own in found.groupby("arm", observed=True)
@@ -251,7 +250,7 @@ def sampled_tokens(steps: pd.DataFrame) -> pd.Series:
 
     A seed that ended early counts with the tokens that it had sampled.
     """
-    chosen = steps[steps["metric"] == "tokens_sampled"]
+    chosen = steps[steps["metric"] == TOKENS]
     spent = chosen.groupby(["arm", "seed", "step"])["value"].sum()
     every = steps[["arm", "seed", "step"]].drop_duplicates().sort_values(["arm", "seed", "step"])
     spent = spent.reindex(pd.MultiIndex.from_frame(every), fill_value=0.0)

@@ -8,10 +8,11 @@ replay on, another number) keeps colour and mark; its mark is open, and its line
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report import paper
@@ -54,10 +55,6 @@ class Look:
     fill: str = "full"
     """Which part of the mark is filled: a ``fillstyle`` of matplotlib."""
 
-    def with_marks(self) -> "Look":
-        """Return the look of a curve that shows the marks."""
-        return replace(self, marked=True)
-
     @property
     def mark(self) -> dict[str, Any]:
         """Return how matplotlib draws the mark."""
@@ -80,16 +77,12 @@ def _colours() -> list[str]:
     return list(cycle.by_key().get("color", COLOURS)) if cycle is not None else COLOURS
 
 
-def ramp(index: int, of: int) -> Look:
-    """Return the look of the ``index``-th of ``of`` ordered lines: cividis, dark to light."""
-    shade = mpl.colormaps["cividis"](0.85 * index / max(1, of - 1))
-    return Look(mpl.colors.to_hex(shade), STYLES[index % len(STYLES)], MARKERS[index % len(MARKERS)])
-
-
 def ordered(names: Iterable[str]) -> dict[str, Look]:
-    """Return name → look, for lines in an order."""
+    """Return name → look, for lines in an order: cividis, dark to light."""
     listed = list(names)
-    return {name: ramp(place, len(listed)) for place, name in enumerate(listed)}
+    shades = map(mpl.colors.to_hex, mpl.colormaps["cividis"](np.linspace(0, 0.85, len(listed))))
+    shown = zip(listed, shades, cycle(STYLES), cycle(MARKERS), strict=False)
+    return {name: Look(shade, dashes, marker) for name, shade, dashes, marker in shown}
 
 
 def of_algorithm(name: str) -> Look:
@@ -121,7 +114,7 @@ def of_lines(table: pd.DataFrame) -> dict[str, Look]:
     for line, base, variant in variants:  # if there are too many variants, each algorithm has an order of its own
         order = sorted({other for _, its, other in variants if its == base or not is_full})
         lines[line] = _varied(of_algorithm(base), order.index(variant))
-    return {line: look.with_marks() for line, look in lines.items()} if len(lines) > TOGETHER else lines
+    return {line: replace(look, marked=True) for line, look in lines.items()} if len(lines) > TOGETHER else lines
 
 
 def groups(lines: Mapping[str, Look]) -> list[dict[str, Look]]:
@@ -134,8 +127,8 @@ def groups(lines: Mapping[str, Look]) -> list[dict[str, Look]]:
 
 def reference(lines: Mapping[str, Look]) -> str:
     """Return the line to compare with: plain GRPO if there is such a line, else the first line."""
-    grpo = of_algorithm("grpo").with_marks()
-    return next((name for name, its in lines.items() if its.with_marks() == grpo), next(iter(lines)))
+    grpo = replace(of_algorithm("grpo"), marked=True)
+    return next((name for name, its in lines.items() if replace(its, marked=True) == grpo), next(iter(lines)))
 
 
 def _variant(name: str, algorithm: str) -> str:

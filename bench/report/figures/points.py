@@ -1,5 +1,6 @@
 """Figures of one number per run: bars, and lines over an axis of the experiment."""
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -7,7 +8,7 @@ from matplotlib.axes import Axes
 
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.report.figures.curves import MIN_CLIPPED, compared
+from steadymoe.bench.report.figures.curves import CLIPPED, KL, MIN_CLIPPED, REWARD, VARIANCE, compared
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
@@ -20,20 +21,20 @@ _MIN_KL = 1e-6
 
 def clip_fraction(steps: pd.DataFrame) -> DataFigure:
     """Share of clipped tokens, one bar per algorithm (GSPO, 2507.18071, figure 2), logarithmic, a dot for each seed."""
-    chosen = steps[steps["metric"] == "clip_fraction"]
+    chosen = steps[steps["metric"] == CLIPPED]
     with style.figure_style():
         arms = sorted(set(chosen["arm"]))  # a loss without a clip has no bar
         names, lines = style.wrapped(arms), looks.of_lines(steps)
         figure, (axis,) = style.panels(1, 1, 0.7 + style.height_of(names))
-        axis.set_xlabel(columns.label("clip_fraction"))
+        axis.set_xlabel(columns.label(CLIPPED))
         for row, arm in enumerate(arms):
             seeds = chosen[chosen["arm"] == arm].groupby("seed")["value"].mean()
-            estimate = estimates.over_seeds(seeds.tolist(), bounds=columns.bounds("clip_fraction"))
+            estimate = estimates.over_seeds(seeds.tolist(), bounds=columns.bounds(CLIPPED))
             axis.barh(row, estimate.mean, color=lines[arm].colour, alpha=0.6, height=0.6)
             axis.plot(seeds, [row] * len(seeds), ".", color="black", markersize=3.5)
             place: Any = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
             axis.annotate(f"{estimate.mean:.2g}", (seeds.max(), row), **place)
-            style.note(axis, arm, pd.DataFrame([vars(estimate)]), columns.label("clip_fraction"))
+            style.note(axis, arm, pd.DataFrame([vars(estimate)]), columns.label(CLIPPED))
         axis.set_xscale("symlog", linthresh=MIN_CLIPPED)
         axis.set_xlim(0, 4)
         axis.set_xticks([0, 1e-3, 1e-2, 1e-1, 1])
@@ -51,10 +52,10 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
     keys = ["arm", "strength", "seed"]
     with style.figure_style():
         figure, stacks = style.stacks(len(groups), 3 + (base is not None), 1.6, sharex=True)
-        rewards = tables.run_numbers(named, "reward", "last", keys)
+        rewards = tables.run_numbers(named, REWARD, "last", keys)
         for axes, group in zip(stacks, groups, strict=True):
-            against(axes[0], rewards, "final reward", group, bounds=columns.bounds("reward"))
-            for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
+            against(axes[0], rewards, "final reward", group, bounds=columns.bounds(REWARD))
+            for axis, metric in zip(axes[1:], (KL, VARIANCE), strict=False):
                 numbers = tables.run_numbers(named, metric, "median", keys)
                 against(axis, numbers, columns.short(metric), group, log=True, bounds=columns.bounds(metric))
             axes[1].set_ylim(bottom=_MIN_KL)
@@ -66,7 +67,7 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
             f"{_MIN_KL:g} is rounding, as with an exact engine, and lies below the panel"
         )
-        return style.finish(figure, axes[0], style.points_caption(steps, number, True, base))
+        return style.finish(figure, axes[0], style.describe(steps, number, True, base))
 
 
 def against(
@@ -95,15 +96,13 @@ def against(
         if base is not None:
             ours, name = (ours - numbers.xs(base, level="arm")).dropna(), f"{line} − {base}"
         if few_seeds:
-            for seed, values in ours.groupby(level="seed"):
-                own = pd.DataFrame({"x": values.index.get_level_values(x), "mean": values.to_numpy()})
-                style.thin(axis, name, seed, own, look)
+            style.thin(axis, name, ours.rename("mean").rename_axis(index={x: "x"}).reset_index(), look)
         rows = [
             {"x": at} | vars(estimates.over_seeds(own.tolist(), log=log, bounds=bounds))
             for at, own in ours.groupby(level=x)
         ]
         data = pd.DataFrame(rows, columns=["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"])
-        style.line(axis, name, data, look.with_marks())
+        style.line(axis, name, data, replace(look, marked=True))
     if base is not None:
         style.zero(axis, lines[base])
     if log:

@@ -1,5 +1,7 @@
 """Figures of the choices of routers, and of their effect on importance ratios."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,6 +13,10 @@ from steadymoe.bench.report.figures.points import against
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.training import columns
 
+CHANGE, CHANGED, UNCHANGED = columns.names(
+    "expert_change_rate", "log_ratio_moment_changed", "log_ratio_moment_unchanged"
+)
+TOKENS, RESPONSES = columns.names("token_ratio_histogram", "sequence_log_ratio_variance_histogram")
 # Axis of figure 10 → its label.
 AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}
 # Axis of figure 11 → its label.
@@ -31,12 +37,11 @@ def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
         figure, stacks = style.stacks(len(groups), 2, 1.9)
         token = np.array(columns.LOG_RATIO_EDGES, dtype=np.float32)
         decades = np.array(columns.LOG10_VARIANCE_EDGES, dtype=np.float32)
-        metric = "sequence_log_ratio_variance_histogram"
         for (of_tokens, of_responses), group in zip(stacks, groups, strict=True):
-            _densities(of_tokens, named, "token_ratio_histogram", token, 0.05, group, "share of tokens")
+            _densities(of_tokens, named, TOKENS, token, 0.05, group, "share of tokens")
             of_tokens.set_yscale("log")
             of_tokens.set_xlabel("log π_θ/π_old of a token")
-            _densities(of_responses, named, metric, decades, 0.25, group, "share of responses")
+            _densities(of_responses, named, RESPONSES, decades, 0.25, group, "share of responses")
             of_responses.set_xlabel("log₁₀ of the variance of a response's token log-ratios")
         text = (
             f"Share of all updates and seeds, {style.seeds(histograms)}; no smoothing, no interval. Bins: 0.05 above, "
@@ -75,46 +80,53 @@ def drift(steps: pd.DataFrame) -> DataFigure:
     at its middle value.
     """
     varying = [axis for axis in AXES if steps[axis].nunique() > 1]
-    metric = "expert_change_rate"
     with style.figure_style():
-        found = []
-        for place, x in enumerate(varying):
-            others = [*varying[place + 1 :], *varying[:place]]
-            by, fixed = (others[0], others[1:]) if others else (None, [])
-            shown = steps
-            for key in fixed:
-                occurring = sorted(shown[key].unique())
-                shown = shown[shown[key] == occurring[len(occurring) // 2]]
-            names = tables.arm_names(shown, ["routing"])
-            is_one = names.nunique() == 1
-            if by is not None:
-                values = sorted(shown[by].unique())
-                texts = dict(zip(values, [f"{text} {AXES[by]}" for text in style.numbers(values)], strict=True))
-                names = shown[by].map(texts) if is_one else names + " " + shown[by].map(texts)
-            shown = shown.assign(arm=names)
-            in_order = by is not None and is_one
-            lines = looks.ordered(texts.values()) if in_order else looks.of_lines(shown)
-            numbers = tables.run_numbers(shown, metric, "median", ["arm", x, "seed"])
-            title = AXES[by] if by is not None and in_order else None
-            found += [(x, numbers, group, title) for group in looks.groups(lines)]
-        across = 1 if len(found) == len(varying) else 2
-        rows = -(-len(found) // across)
-        is_wide = across > 1 or any(style.is_long(name) for _, _, group, _ in found for name in group)
+        panels = [(x, *panel) for x in varying for panel in _panels_over(x, varying, steps)]
+        across = 1 if len(panels) == len(varying) else 2
+        rows = -(-len(panels) // across)
+        is_wide = across > 1 or any(style.is_long(name) for _, _, group, _ in panels for name in group)
         width = style.TWO_COLUMNS if is_wide else style.ONE_COLUMN
         figure, axes = style.panels(rows, across, 0.5 + 1.75 * rows, width)
         legends = []
-        for axis, (x, numbers, group, title) in zip(axes, found, strict=False):
-            against(axis, numbers, columns.label(metric), group, bounds=columns.bounds(metric))
+        for axis, (x, numbers, group, title) in zip(axes, panels, strict=False):
+            against(axis, numbers, columns.label(CHANGE), group, bounds=columns.bounds(CHANGE))
             style.ticks_at(axis, steps[x], log=x != "moe_layers")
             axis.set_xlabel(AXES[x])
             axis.set_ylim(bottom=0)
             if len(group) > 1 or across > 1:
                 legends.append(style.legend(axis, title, width / across))
         style.leave_room(figure, legends, rows)
-        for axis in axes[len(found) :]:
+        for axis in axes[len(panels) :]:
             axis.remove()
         middle = "; a setting that no axis of a panel shows has its middle value" if len(varying) > 2 else ""
-        return style.finish(figure, None, style.points_caption(steps, f"median over steps{middle}"))
+        return style.finish(figure, None, style.describe(steps, f"median over steps{middle}"))
+
+
+def _panels_over(
+    x: str, varying: list[str], steps: pd.DataFrame
+) -> Iterator[tuple[pd.Series, dict[str, Look], str | None]]:
+    """Yield the panels over one of the axes that vary: the numbers of its lines, their looks, and their legend's title.
+
+    A panel holds lines for the values of the next axis. They are in an order if nothing else tells lines apart.
+    """
+    place = varying.index(x)
+    others = [*varying[place + 1 :], *varying[:place]]
+    by, fixed = (others[0], others[1:]) if others else (None, [])
+    for key in fixed:
+        occurring = sorted(steps[key].unique())
+        steps = steps[steps[key] == occurring[len(occurring) // 2]]
+    names, texts = tables.arm_names(steps, ["routing"]), {}
+    is_one = names.nunique() == 1
+    if by is not None:
+        values = sorted(steps[by].unique())
+        texts = dict(zip(values, [f"{text} {AXES[by]}" for text in style.numbers(values)], strict=True))
+        names = steps[by].map(texts) if is_one else names + " " + steps[by].map(texts)
+    steps = steps.assign(arm=names)
+    title = AXES[by] if is_one and by is not None else None
+    lines = looks.ordered(texts.values()) if title else looks.of_lines(steps)
+    numbers = tables.run_numbers(steps, CHANGE, "median", ["arm", x, "seed"])
+    for group in looks.groups(lines):
+        yield numbers, group, title
 
 
 def attribution(steps: pd.DataFrame) -> DataFigure:
@@ -133,7 +145,7 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
     named = steps.assign(arm=names)
     lines = lines or looks.of_lines(named)
     groups = looks.groups(lines)
-    wide = tables.run_means(named, ["arm", x], ["log_ratio_moment_changed", "log_ratio_moment_unchanged"])
+    wide = tables.run_means(named, ["arm", x], [CHANGED, UNCHANGED])
     wide = wide[(wide > 0).all(axis=1)]
     with style.figure_style():
         figure, stacks = style.stacks(len(groups), 2, 1.8, sharex=True)
@@ -143,4 +155,4 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
             for axis in style.lowest(axes):
                 style.ticks_at(axis, steps[x], log=x == "experts")
                 axis.set_xlabel(SIZES[x])
-        return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))
+        return style.finish(figure, axes[0], style.describe(steps, "moments over all of its updates", log=True))

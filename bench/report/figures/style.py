@@ -64,7 +64,7 @@ class DataFigure(Figure):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.noted: list[pd.DataFrame] = []
+        self.noted: list[tuple[tuple[str, str], pd.DataFrame]] = []
         self.blocks: list[list[Axes]] = []
         """The axes of each block (``blocks``); none for a figure that is not split."""
         self.rows_of_blocks = 1
@@ -74,7 +74,11 @@ class DataFigure(Figure):
     @property
     def numbers(self) -> pd.DataFrame:
         """Return every drawn number, in the order of drawing: panel, series, x, mean, and low, high, n if any."""
-        return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
+        if not self.noted:
+            return pd.DataFrame()
+        keys, parts = zip(*self.noted, strict=True)
+        whole = pd.concat(parts, keys=keys, names=["panel", "series", None])
+        return as_recorded(whole.reset_index(["panel", "series"]).reset_index(drop=True))
 
     def write(self, path: Path | BytesIO, suffix: str) -> None:
         """Write the figure as ``png`` (256 colours), ``svg`` or ``pdf``; the same data give the same bytes.
@@ -87,6 +91,9 @@ class DataFigure(Figure):
             _give_glyphs(self)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", r"Glyph .* missing")  # _give_glyphs says so in one line
+                if not drawn:  # panels are laid out once, not for each format
+                    self.draw_without_rendering()
+                    self.set_layout_engine("none")
                 self.savefig(path, format=suffix, dpi=dpi, bbox_inches="tight" if drawn else None, metadata=metadata)
             if drawn:
                 drawn.remove()
@@ -181,15 +188,6 @@ def across(count: int) -> tuple[int, float]:
     return (4, TWO_COLUMNS) if is_wide else (min(2, count), ONE_COLUMN)
 
 
-def title(axis: Axes, name: str) -> None:
-    """Write a name above a panel, in as many lines as it needs."""
-    figure, place = axis.get_figure(root=True), axis.get_subplotspec()
-    assert figure is not None
-    assert place is not None
-    (text,) = wrapped([name], figure.get_figwidth() / place.get_geometry()[1] - 0.4)
-    axis.set_title(text)
-
-
 def blocks(count: int, columns: int, height: float, rows: int = 1, **settings: Any) -> tuple[DataFigure, list[list]]:
     """Return a figure over the whole page with the same panels ``count`` times, and the axes of each block.
 
@@ -234,9 +232,7 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
     """Keep ``data`` (x, mean, …) among the numbers of the axis's figure."""
     figure = axis.get_figure(root=True)
     if isinstance(figure, DataFigure):
-        named = {"panel": panel or axis.get_ylabel(), "series": series}
-        columns = [*named, *(str(name) for name in data)]
-        figure.noted.append(data.assign(**named)[columns])
+        figure.noted.append(((panel or axis.get_ylabel(), series), data))
 
 
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
@@ -251,10 +247,11 @@ def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "")
     note(axis, name, data, panel)
 
 
-def thin(axis: Axes, name: str, seed: Any, data: pd.DataFrame, look: Look, panel: str = "") -> None:
-    """Draw the thin line of one seed; ``data``: x, mean (the seed's value)."""
-    axis.plot(data["x"], data["mean"], linestyle=look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
-    note(axis, f"{name}, seed {seed}", data.assign(n=1), panel)
+def thin(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
+    """Draw a thin line for each seed; ``data``: seed, x, mean (the seed's value)."""
+    for seed, own in data.assign(n=1).groupby("seed")[["x", "mean", "n"]]:
+        axis.plot(own["x"], own["mean"], linestyle=look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
+        note(axis, f"{name}, seed {seed}", own, panel)
 
 
 def dot(
@@ -333,11 +330,6 @@ def smoothed_over(metric: str) -> int:
     return 1 if metric == "eval_accuracy" else SMOOTHED_OVER
 
 
-def unsmoothed(metrics: Iterable[str]) -> str:
-    """Return the sentence on the metrics of a figure that are not smoothed."""
-    return " Held-out accuracy is not smoothed." if "eval_accuracy" in metrics else ""
-
-
 def few_seeds(steps: pd.DataFrame) -> bool:
     """Return whether an arm has fewer seeds than a band can be trusted with: then every seed is a line of its own."""
     return bool(steps.groupby("arm")["seed"].nunique().min() < estimates.MIN_FOR_BOOTSTRAP)
@@ -370,26 +362,18 @@ def numbers(values: Iterable[float]) -> list[str]:
     return [text_of(number) for number in listed]
 
 
-def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None = None) -> str:
-    """Return the caption of curves: statistic, n, smoothing, interval or thin lines, and ``design``.
+def describe(steps: pd.DataFrame, number: str | None = None, log: bool = False, against: str | None = None) -> str:
+    """Return the caption of curves, or of one ``number`` per run: statistic, n, interval or thin lines, ``design``.
 
     ``against`` is the reference arm of the panels of differences, or None without such panels.
     """
-    shown = _seeds_shown(against) if few_seeds(steps) else "shaded: nominal 95 % t interval"
-    geometric = " (on a logarithmic axis the geometric one)" if log else ""
-    of_curves = f"of curves smoothed over {SMOOTHED_OVER} steps"
-    return f"Mean over seeds{geometric}, {seeds(steps)}, {of_curves}; {shown}.{design(steps)}"
-
-
-def points_caption(steps: pd.DataFrame, number: str, log: bool = False, against: str | None = None) -> str:
-    """Return the caption of a figure with one ``number`` per run."""
-    shown = _seeds_shown(against) if few_seeds(steps) else "shaded: nominal 95 % BCa interval"
-    mean = "Mean over seeds" + (" (on a logarithmic axis of values the geometric one)" if log else "")
-    return f"{mean}, {seeds(steps)}; {shown}. Of each run: {number}.{design(steps)}"
-
-
-def _seeds_shown(against: str | None) -> str:
-    return "thin lines: seeds" + ("" if against is None else f"; Δ: arm − {against}, of the same seed and cold start")
+    shown = "thin lines: seeds" if few_seeds(steps) else f"shaded: nominal 95 % {'BCa' if number else 't'} interval"
+    if against is not None:
+        shown += f"; Δ: arm − {against}, of the same seed and cold start"
+    geometric = f" (on a logarithmic axis {'of values ' if number else ''}the geometric one)" if log else ""
+    of_curves = "" if number else f", of curves smoothed over {SMOOTHED_OVER} steps"
+    of_runs = f" Of each run: {number}." if number else ""
+    return f"Mean over seeds{geometric}, {seeds(steps)}{of_curves}; {shown}.{of_runs}{design(steps)}"
 
 
 def design(steps: pd.DataFrame) -> str:
