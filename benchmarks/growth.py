@@ -22,7 +22,7 @@ import speed
 import torch
 
 from steadymoe.bench.report import paper
-from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures import colours, style
 from steadymoe.bench.support import files
 
 RECORDED = Path(__file__).parents[1] / "results" / "speed"
@@ -94,7 +94,7 @@ def drawn(points: pd.DataFrame) -> style.DataFigure:
             for place, (line, its) in enumerate(rows.groupby("line", sort=False)):
                 slope = exponent(its["x"].tolist(), its["seconds"].tolist())
                 label = f"{line}: {slope:.2f}" if line else f"exponent {slope:.2f}"
-                axis.plot(its["x"], its["seconds"], marker="o", markersize=3, color=looks.COLOURS[place], label=label)
+                axis.plot(its["x"], its["seconds"], marker="o", markersize=3, color=colours.COLOURS[place], label=label)
                 style.note(axis, str(line), its.rename(columns={"seconds": "mean"})[["x", "mean"]])
             axis.set(xscale="log", yscale="log", xlabel=str(name))
             values = sorted(set(rows["x"]))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import dials, figures, folders, joined, paper, tables, write
+from steadymoe.bench.report import figures, folders, joined, paper, tables, tolerances, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, style
 from steadymoe.bench.report.folders import experiments
 from steadymoe.bench.report.results import Results
@@ -211,7 +211,7 @@ def shown_tables(recorded: Results) -> dict[str, tuple[pd.DataFrame, str]]:
     of_own = own.joined["steps"]
     every = {
         "leaderboard": (tables.leaderboard(of_own, own.runs), tables.LEADERBOARD_CAPTION),
-        "tolerance": (dials.table(of_own), dials.caption()),
+        "tolerance": (tolerances.table(of_own), tolerances.caption()),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(of_own, own.joined["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
@@ -243,8 +243,8 @@ def _written(
     dial = shown.get("tolerance")
     lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
     if dial is not None:  # what a sweep over a dial is for
-        lead, first = "tolerance", (dial[0], dials.SHORT_CAPTION)
-        said = [*dials.sentences(dial[0]), *said]
+        lead, first = "tolerance", (dial[0], tolerances.SHORT_CAPTION)
+        said = [*tolerances.sentences(dial[0]), *said]
     drawn = [_drawn(spec, results, name, recorded, formats, spec.name == lead) for spec in figures_of(name, alone)]
     warnings, rates = _warnings(recorded), tables.best_rates(steps)
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}

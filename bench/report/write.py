@@ -28,11 +28,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadymoe.bench.report import paper
+from steadymoe.bench.report import latex, paper
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import files
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.support.text import markdown, visible, without_formulas
+from steadymoe.bench.support.text import markdown, without_formulas
 
 if TYPE_CHECKING:
     from steadymoe.bench.report.figures.style import DataFigure
@@ -42,11 +42,6 @@ FORMATS = ("png", "svg", "pdf")
 _LONGEST = 60
 # A number that a table has as text, such as a multiple (``statistics.tolerance.Tolerance``); many digits may be a hash.
 _MULTIPLE = re.compile(r"(?:> )?(\d+\.\d+|\d{1,6}|\d(?:\.\d+)?e-\d\d)(?: \[.*\])?(?: \*)?")
-# Characters that LaTeX reads as commands, and characters that its usual fonts lack.
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
-_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"–": "--", "−": "$-$", "²": "$^2$", "₀": "$_0$", "₁": "$_1$"}
-_LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "≥": r"$\geq$", "≤": r"$\leq$"}
-_LATEX |= {"π": r"$\pi$", "θ": r"$\theta$", "χ": r"$\chi$"}
 
 
 def formats(text: str | None) -> list[str]:
@@ -103,7 +98,7 @@ def table(
     text = {
         "md": lambda: to_markdown(rows) + below,
         "csv": lambda: without_formulas(to_numbers(rows)).to_csv(index=False),
-        "tex": lambda: to_latex(rows, caption),
+        "tex": lambda: latex.table(rows, rows.map(to_text), caption),
     }
     return text_files(results, {f"{stem}.{kind}": text[kind]() for kind in kinds}, "tables")
 
@@ -190,19 +185,3 @@ def to_numbers(rows: pd.DataFrame) -> pd.DataFrame:
         for part in ("mean", "low", "high", "n"):
             plain[f"{column} {part}"] = [getattr(cell, part, None) for cell in cells]
     return plain
-
-
-def to_latex(rows: pd.DataFrame, caption: str = "") -> str:
-    r"""Return the table for LaTeX with ``\usepackage{booktabs}``: text left, numbers and estimates right."""
-    align = "".join("l" if not len(rows) or isinstance(rows[name].iloc[0], str) else "r" for name in rows)
-    shown = rows.map(lambda cell: latex_escape(to_text(cell))).rename(columns=latex_escape)
-    return shown.to_latex(index=False, caption=latex_escape(caption) or None, column_format=align)
-
-
-def latex_escape(text: Any) -> str:
-    r"""Return ``text`` in one line, escaped so that LaTeX prints it letter by letter.
-
-    The end of a row, ``\\``, takes a star or a bracket that follows for its own.
-    """
-    escaped = "".join(_LATEX.get(letter, letter) for letter in visible(text))
-    return f"{{{escaped[0]}}}{escaped[1:]}" if escaped.startswith(("*", "[")) else escaped

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.report import dials
 from steadymoe.bench.report.folders import ended_runs
 from steadymoe.bench.report.results import Results
+from steadymoe.bench.report.tolerances import ends
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, SHUFFLED, Dial
 from steadymoe.bench.statistics.comparisons import holm, is_decided
@@ -59,7 +59,7 @@ def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
 def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
     """Return the outcomes of one loss from ``Results.joined["steps"]``."""
     steps = steps.assign(rate=steps["learning_rate"], turned=steps[dial.column].astype(float))
-    rows = dials.ends(steps, ["algorithm", "rate", "turned", "seed"]).rename(columns={"turned": "value"})
+    rows = ends(steps, ["algorithm", "rate", "turned", "seed"]).rename(columns={"turned": "value"})
     return rows.assign(dial=dial.name, loss=loss)[list(COLUMNS)]
 
 
@@ -106,8 +106,8 @@ def scores(*blocks: pd.DataFrame) -> list[Score]:
     for loss, block in of.items():
         rate, of_rate = best_rate(block, loss), _on_shared_seeds(block)
         ours = of_rate[(of_rate["loss"] == loss) & (of_rate["value"] == rate)]
-        ends = (over_seeds(ours[name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
-        found.append(Score(loss, tolerances[loss], decided[loss], rate, *ends))
+        at_best = (over_seeds(ours[name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
+        found.append(Score(loss, tolerances[loss], decided[loss], rate, *at_best))
     return sorted(found, key=lambda each: -order(each.tolerances.get(RATE.name)))
 
 

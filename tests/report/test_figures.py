@@ -11,7 +11,7 @@ from small_figures import arms, long_table, results_of, said, shown
 
 from steadymoe import conf
 from steadymoe.bench.report import figures, tables, write
-from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, style
+from steadymoe.bench.report.figures import FIGURES, colours, curves, points, routing, style
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.training import columns
 
@@ -243,14 +243,14 @@ _CONFUSED = ("topr", "minirl", "vespo")
 
 
 def test_user_algorithm_never_has_grpos_colour() -> None:
-    of_users = {looks.of_algorithm(f"mine{number}").colour for number in range(200)}
-    assert of_users == set(looks.COLOURS) - {looks.of_algorithm("grpo").colour}
+    of_users = {colours.of_algorithm(f"mine{number}").colour for number in range(200)}
+    assert of_users == set(colours.COLOURS) - {colours.of_algorithm("grpo").colour}
 
 
 def test_every_shipped_algorithm_has_a_unique_look() -> None:
     shipped_ones = {name.partition("@")[0] for name in conf.names("algorithm")}
-    assert shipped_ones == set(looks.ALGORITHMS), "a new algorithm goes to the end of looks.ALGORITHMS"
-    drawn = [looks.of_algorithm(name) for name in looks.ALGORITHMS]
+    assert shipped_ones == set(colours.ALGORITHMS), "a new algorithm goes to the end of colours.ALGORITHMS"
+    drawn = [colours.of_algorithm(name) for name in colours.ALGORITHMS]
     for kind in ("dashes", "marker"):  # in curves, and in figures of points
         assert len({(each.colour, getattr(each, kind)) for each in drawn}) == len(drawn), kind
     rows = [
@@ -258,29 +258,29 @@ def test_every_shipped_algorithm_has_a_unique_look() -> None:
         for name in conf.names("algorithm")
         for more in ("", " routing=r2", " routing=r3", " lr=1", " lr=2")
     ]
-    of_lines = looks.of_lines(pd.DataFrame(rows, columns=["arm", "algorithm"])).values()
+    of_lines = colours.of_lines(pd.DataFrame(rows, columns=["arm", "algorithm"])).values()
     assert len(set(of_lines)) == len(rows)
-    assert len({(each.colour, each.marker) for each in (looks.of_algorithm(name) for name in _CONFUSED)}) == 3
-    assert all(looks.of_algorithm(f"mine{number}") not in of_lines for number in range(100))
+    assert len({(each.colour, each.marker) for each in (colours.of_algorithm(name) for name in _CONFUSED)}) == 3
+    assert all(colours.of_algorithm(f"mine{number}") not in of_lines for number in range(100))
     values = {"reward": reward, "token_ratio_variance": reward}
     for others in (["cispo", "gspo"], ["gspo", "reinforce", "vespo"]):
         figure = curves.replay(long_table(values, arms(algorithm=others)))
         line = next(each for each in figure.axes[0].lines if each.get_label() == "gspo")
-        assert (line.get_color(), line.get_linestyle()) == (looks.COLOURS[1], "--")
+        assert (line.get_color(), line.get_linestyle()) == (colours.COLOURS[1], "--")
 
 
 def test_variants_share_a_colour_but_differ_in_line_and_mark() -> None:
     arms_of = {"grpo": ["grpo", "grpo routing=r3"], "grpo@verl-0.9": ["grpo@verl-0.9"], "gspo": ["gspo routing=r3"]}
     rows = [(arm, algorithm) for algorithm, named in (arms_of | {"mine": ["mine"]}).items() for arm in named]
     table = pd.DataFrame(rows, columns=["arm", "algorithm"])
-    found = looks.of_lines(table)
+    found = colours.of_lines(table)
     grpo, r3, verl = (found[name] for name in ("grpo", "grpo routing=r3", "grpo@verl-0.9"))
-    assert grpo == looks.of_algorithm("grpo")
+    assert grpo == colours.of_algorithm("grpo")
     assert grpo.colour == r3.colour == verl.colour
     assert len({(each.dashes, each.marker) for each in (grpo, r3, verl)}) == 3
     assert (grpo.marked, r3.marked, verl.marked) == (False, True, True)
-    assert found["mine"] == looks.of_lines(table[-1:])["mine"], "by its name alone"
-    assert looks.reference(found) == "grpo"
+    assert found["mine"] == colours.of_lines(table[-1:])["mine"], "by its name alone"
+    assert colours.reference(found) == "grpo"
 
 
 def test_ticks_share_one_notation_and_steps_are_whole() -> None:

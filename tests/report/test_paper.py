@@ -15,7 +15,7 @@ from small_figures import NAMES, arms, data, long_table
 
 from steadymoe import conf
 from steadymoe.bench.report import paper, report_page
-from steadymoe.bench.report.figures import FIGURES, curves, looks, points, style
+from steadymoe.bench.report.figures import FIGURES, colours, curves, points, style
 from steadymoe.bench.report.paper import Paper
 from steadymoe.bench.report.results import Results
 
@@ -82,11 +82,11 @@ def test_renaming_does_not_change_the_look() -> None:
     steps = long_table({"reward": lambda arm, seed: 0.5}, arms(algorithm=["grpo", "dr_grpo", "gspo@verl-0.9"]))
     variant = steps[steps["algorithm"] == "grpo"].assign(arm="grpo routing=r2", routing="r2")
     for table in (steps, pd.concat([steps, variant])):
-        plain = looks.of_lines(table)
+        plain = colours.of_lines(table)
         full = {"grpo routing=r2": "GRPO + R2"}
         with paper.used(Paper(names=paper.published() | full)):
             renamed = paper.rename(table)
-            named = looks.of_lines(renamed)
+            named = colours.of_lines(renamed)
             algorithms = dict(zip(renamed["arm"], renamed["algorithm"], strict=True))
             back = {paper.recorded(name, algorithms[name]): look for name, look in named.items()}
         assert set(named) <= {"GRPO", "Dr. GRPO", "GSPO@verl-0.9", "GRPO + R2"}

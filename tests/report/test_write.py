@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.report import write
+from steadymoe.bench.report import latex, write
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support.errors import UserError
 
@@ -28,7 +28,7 @@ def test_csv_has_each_number_in_its_own_column() -> None:
 
 
 def test_a_cell_without_an_estimate_stays_empty() -> None:
-    """Wherever it is: ``dials.table`` has one for a loss that never reaches the threshold."""
+    """Wherever it is: ``tolerances.table`` has one for a loss that never reaches the threshold."""
     rows = pd.DataFrame({"factor": pd.Series([np.nan, Estimate(0.5, 0.4, 0.6, 3), np.nan], dtype=object)})
     numbers = write.to_numbers(rows)
     assert list(numbers) == ["factor mean", "factor low", "factor high", "factor n"]
@@ -41,7 +41,7 @@ def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
     line = write.to_markdown(ROWS).splitlines()[-1]
     assert line.count(" | ") == 2
     assert r"a\|b\~c^d {e} $f# π²\\n\<b>" in line
-    latex = write.to_latex(ROWS, "of 100 %")
+    latex = latex.table(ROWS, ROWS.map(write.to_text), "of 100 %")
     assert r"\begin{tabular}{lrr}" in latex
     rows = [text for text in latex.splitlines() if text.endswith(r"\\")]
     assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench.report import dials
-from steadymoe.bench.report.figures import curves, looks, points, routing, style, tolerance
+from steadymoe.bench.report import tolerances
+from steadymoe.bench.report.figures import colours, curves, points, routing, style, tolerance
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.report.results import Results
 from steadymoe.bench.support import external, processes
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, without_mathematics
 
-__all__ = ["FIGURES", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "style"]
+__all__ = ["FIGURES", "CannotDraw", "DataFigure", "FigureSpec", "colours", "every", "find", "style"]
 
 
 class CannotDraw(UserError):
@@ -119,9 +119,9 @@ _LIST = [
                varies=("strength",), records=("reward", "rollout_kl_k3"),
                only=("algorithm", "routing", "correction", "model", "strength"),
                rule=_one_engine),
-    FigureSpec("fig17", "tolerance", tolerance.over_dial, "tolerance", rule=dials.lacks),
+    FigureSpec("fig17", "tolerance", tolerance.over_dial, "tolerance", rule=tolerances.lacks),
     FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_own_numbers, needs_own=True),
-    FigureSpec("fig19", "carry_over", tolerance.across_settings, "optimizers", rule=dials.lacks_settings),
+    FigureSpec("fig19", "carry_over", tolerance.across_settings, "optimizers", rule=tolerances.lacks_settings),
 ]
 # fmt: on
 # By id, in the order of the paper.

@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from steadymoe.bench.report import tables
-from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.report.figures.looks import Look
+from steadymoe.bench.report.figures import colours, style
+from steadymoe.bench.report.figures.colours import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.training import columns
@@ -35,8 +35,8 @@ def overview(steps: pd.DataFrame) -> DataFigure:
 
     A metric that no run recorded (``measure=little``, a dense model) has no panel.
     """
-    lines = looks.of_lines(steps)
-    groups, base = looks.groups(lines), compared(steps, lines)
+    lines = colours.of_lines(steps)
+    groups, base = colours.groups(lines), compared(steps, lines)
     recorded = set(steps["metric"])
     shown = [metric for metric in _OVERVIEW if metric in recorded]
     side = style.beside(2)
@@ -85,8 +85,8 @@ def own_metrics(steps: pd.DataFrame) -> list[str]:
 
 def _column(steps: pd.DataFrame, metrics: Sequence[str], x: pd.Series | None = None) -> DataFigure:
     """Draw one panel per metric over steps or ``x``, the sampled tokens, and with few seeds differences in reward."""
-    lines = looks.of_lines(steps)
-    groups, base = looks.groups(lines), compared(steps, lines)
+    lines = colours.of_lines(steps)
+    groups, base = colours.groups(lines), compared(steps, lines)
     count = len(metrics) + (base is not None)
     with style.figure_style():
         figure, stacks = style.stacks(len(groups), count, 1.8, sharex=True)
@@ -110,7 +110,7 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     """
     names = tables.arm_names(steps, ["routing", "correction"])
     methods, staleness = sorted(set(names)), sorted(steps["updates_per_rollout"].unique())
-    lines = looks.ordered(f"N = {updates:g}" for updates in staleness)
+    lines = colours.ordered(f"N = {updates:g}" for updates in staleness)
     # Steps are counted in gradient updates, so that lines are compared after equal training.
     steps = steps.assign(method=names, arm="N = " + steps["updates_per_rollout"].map("{:g}".format))
     steps = steps.assign(step=steps["step"] * steps["updates_per_rollout"])
@@ -184,7 +184,7 @@ def differences(
     With ``x`` (indexed by arm and step) the arms are compared at equal x: an arm's curve is interpolated to the places
     of the reference arm, as far as the arm has come.
     """
-    base, label = looks.reference(lines), f"Δ {columns.label(metric)}"
+    base, label = colours.reference(lines), f"Δ {columns.label(metric)}"
     single = _seeds(steps, metric, False, style.smoothed_over(metric))
     wide = single.pivot(index=["seed", "step"], columns="arm", values="mean")
     style.zero(axis, lines[base])
@@ -221,9 +221,9 @@ def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
 
     None from ten seeds on, if no arm shares a seed with the reference, and for more lines than a panel holds.
     """
-    if not 2 <= len(lines) <= looks.TOGETHER or not style.few_seeds(steps):
+    if not 2 <= len(lines) <= colours.TOGETHER or not style.few_seeds(steps):
         return None
-    base = looks.reference(lines)
+    base = colours.reference(lines)
     return base if any(seeds for arm, seeds in _paired_seeds(steps, base).items() if arm != base) else None
 
 

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from steadymoe.bench.report import tables
-from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures import colours, style
+from steadymoe.bench.report.figures.colours import Look
 from steadymoe.bench.report.figures.curves import CLIPPED, KL, MIN_CLIPPED, REWARD, VARIANCE, compared
-from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import Bounds
@@ -24,7 +24,7 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
     chosen = steps[steps["metric"] == CLIPPED]
     with style.figure_style():
         arms = sorted(set(chosen["arm"]))  # a loss without a clip has no bar
-        names, lines = style.wrapped(arms), looks.of_lines(steps)
+        names, lines = style.wrapped(arms), colours.of_lines(steps)
         figure, (axis,) = style.panels(1, 1, 0.7 + style.height_of(names))
         axis.set_xlabel(columns.label(CLIPPED))
         for row, arm in enumerate(arms):
@@ -46,8 +46,8 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
 def dose_response(steps: pd.DataFrame) -> DataFigure:
     """Final reward, sampler–trainer divergence and token-ratio variance against the strength of the rollout engine."""
     named = steps.assign(arm=tables.arm_names(steps, ["routing", "correction", "model"]))
-    lines = looks.of_lines(named)
-    groups, base = looks.groups(lines), compared(named, lines)
+    lines = colours.of_lines(named)
+    groups, base = colours.groups(lines), compared(named, lines)
     (engine,) = set(steps["engine"]) - {"exact"}
     keys = ["arm", "strength", "seed"]
     with style.figure_style():

@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from steadymoe.bench.report import tables
-from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.report.figures.looks import Look
+from steadymoe.bench.report.figures import colours, style
+from steadymoe.bench.report.figures.colours import Look
 from steadymoe.bench.report.figures.points import against
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.training import columns
@@ -31,8 +31,8 @@ def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
     alone = histograms["algorithm"].nunique() == 1
     names = histograms["model"] if alone else tables.arm_names(histograms, ["model"])
     named = histograms.assign(arm=names)
-    lines = looks.ordered(sorted(set(names))) if alone else looks.of_lines(named)
-    groups = looks.groups(lines)
+    lines = colours.ordered(sorted(set(names))) if alone else colours.of_lines(named)
+    groups = colours.groups(lines)
     with style.figure_style():
         figure, stacks = style.stacks(len(groups), 2, 1.9)
         token = np.array(columns.LOG_RATIO_EDGES, dtype=np.float32)
@@ -123,9 +123,9 @@ def _panels_over(
         names = steps[by].map(texts) if is_one else names + " " + steps[by].map(texts)
     steps = steps.assign(arm=names)
     title = AXES[by] if is_one and by is not None else None
-    lines = looks.ordered(texts.values()) if title else looks.of_lines(steps)
+    lines = colours.ordered(texts.values()) if title else colours.of_lines(steps)
     numbers = tables.run_numbers(steps, CHANGE, "median", ["arm", x, "seed"])
-    for group in looks.groups(lines):
+    for group in colours.groups(lines):
         yield numbers, group, title
 
 
@@ -139,12 +139,12 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
     names, experts, lines = tables.arm_names(steps, ["routing", "engine"]), steps["experts"].astype(int), None
     if x == "moe_layers" and names.nunique() == 1:
         names = experts.astype(str) + " experts"
-        lines = looks.ordered(f"{count} experts" for count in sorted(set(experts)))
+        lines = colours.ordered(f"{count} experts" for count in sorted(set(experts)))
     elif x == "moe_layers":
         names = names + " " + experts.astype(str) + " experts"
     named = steps.assign(arm=names)
-    lines = lines or looks.of_lines(named)
-    groups = looks.groups(lines)
+    lines = lines or colours.of_lines(named)
+    groups = colours.groups(lines)
     wide = tables.run_means(named, ["arm", x], [CHANGED, UNCHANGED])
     wide = wide[(wide > 0).all(axis=1)]
     with style.figure_style():

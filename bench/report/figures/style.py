@@ -1,4 +1,4 @@
-"""The common style of all figures: width of a printed column, lines and marks of ``looks``, one notation of ticks.
+"""The common style of all figures: width of a printed column, lines and marks of ``colours``, one notation of ticks.
 
 A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a figure's table is what it shows.
 """
@@ -25,7 +25,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from steadymoe.bench.report import paper
-from steadymoe.bench.report.figures.looks import TOGETHER, Look
+from steadymoe.bench.report.figures.colours import TOGETHER, Look
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.support.text import as_recorded
 

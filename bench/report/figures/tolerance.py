@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.report import dials, paper
-from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report import paper, tolerances
+from steadymoe.bench.report.figures import colours, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds
 from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, agreement, heights, in_settings, of_arm
@@ -23,15 +23,15 @@ def over_dial(steps: pd.DataFrame) -> DataFigure:
 
     A row for each setting besides the dial; sampled accuracy decides, greedy accuracy stands beside it.
     """
-    runs, (dial, *_) = dials.levels(steps), dials.varying(steps)
-    outcomes = [name for name in dials.OUTCOMES if runs[name].notna().any()]
+    runs, (dial, *_) = tolerances.levels(steps), tolerances.varying(steps)
+    outcomes = [name for name in tolerances.OUTCOMES if runs[name].notna().any()]
     panels = [
-        _Panel(ours, outcome, title, dials.LABELS[dial], called=f"{title}, {_label(outcome)}" if title else "")
+        _Panel(ours, outcome, title, tolerances.LABELS[dial], called=f"{title}, {_label(outcome)}" if title else "")
         for title, ours in ((str(panel), ours) for panel, ours in runs.groupby("panel", sort=False))
         for outcome in outcomes
     ]
     names, alone = sorted(set(runs["arm"])), runs["algorithm"].nunique() == 1  # its colour would tell nothing apart
-    arms = {name: looks.look(place) for place, name in enumerate(names)} if alone else looks.of_lines(runs)
+    arms = {name: colours.look(place) for place, name in enumerate(names)} if alone else colours.of_lines(runs)
     gain = f"of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best"
     return _figure(panels, style.beside(len(outcomes)), arms, gain)
 
@@ -39,13 +39,13 @@ def over_dial(steps: pd.DataFrame) -> DataFigure:
 def profile(levels: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
     """Held-out accuracy over several dials: a panel for each, with the threshold and where each loss crosses it.
 
-    ``levels`` is name → the levels, the column of ``dials.LABELS`` that they turn, and the ``at`` of ``threshold``.
+    ``levels`` is name → levels, the column of ``tolerances.LABELS`` that they turn, and the ``at`` of ``threshold``.
     """
     panels = [
-        _Panel(ours, "sampled", name, dials.LABELS[column], at, name if len(levels) > 1 else "")
+        _Panel(ours, "sampled", name, tolerances.LABELS[column], at, name if len(levels) > 1 else "")
         for name, (ours, column, at) in levels.items()
     ]
-    arms = looks.of_lines(pd.concat([panel.levels for panel in panels]))
+    arms = colours.of_lines(pd.concat([panel.levels for panel in panels]))
     return _figure(panels, style.beside(len(panels)), arms, f"of {REFERENCE}'s gain")
 
 
@@ -63,15 +63,15 @@ class _Panel(NamedTuple):
 
 
 def _label(outcome: str) -> str:
-    return columns.label(dials.OUTCOMES[outcome])
+    return columns.label(tolerances.OUTCOMES[outcome])
 
 
-def _figure(panels: Sequence[_Panel], across: int, arms: Mapping[str, looks.Look], gain: str) -> DataFigure:
+def _figure(panels: Sequence[_Panel], across: int, arms: Mapping[str, colours.Look], gain: str) -> DataFigure:
     """Draw the panels row by row; ``gain`` names the gain that sets the threshold."""
     rows = len(panels) // across
     counts = [panel.levels.groupby(["arm", "value"])["seed"].nunique() for panel in panels]
     with style.figure_style():
-        width, groups = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS, looks.groups(arms)
+        width, groups = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS, colours.groups(arms)
         if len(groups) > 1:
             figure, blocks = style.blocks(len(groups), across, 2.0, rows, sharey=True)
         else:
@@ -94,7 +94,7 @@ def _figure(panels: Sequence[_Panel], across: int, arms: Mapping[str, looks.Look
         return style.finish(figure, axes[0], text)
 
 
-def _draw(axis: Axes, panel: _Panel, arms: Mapping[str, looks.Look]) -> None:
+def _draw(axis: Axes, panel: _Panel, arms: Mapping[str, colours.Look]) -> None:
     """Draw the curves ``arms`` of a panel; of sampled accuracy the threshold and its crossings, too."""
     levels = panel.levels
     names = [name for name in dict.fromkeys(levels["arm"]) if name in arms]
@@ -121,11 +121,11 @@ def across_settings(steps: pd.DataFrame) -> DataFigure:
     A setting is a panel of ``over_dial``. Open marks: the loss never falls below the threshold, so the multiple is a
     lower bound.
     """
-    levels = dials.levels(steps)
+    levels = tolerances.levels(steps)
     measured = in_settings(levels)
     ratios = pd.Series({(each.arm, each.panel): each.tolerance.ratio for each in measured}).unstack()
     names = np.log(ratios).mean(axis=1).sort_values(kind="stable").index.tolist()
-    settings = looks.ordered(dict.fromkeys(each.panel for each in measured))
+    settings = colours.ordered(dict.fromkeys(each.panel for each in measured))
     end = 1.15 * max(x for each in measured for x in (each.tolerance.ratio, each.tolerance.high) if np.isfinite(x))
     with style.figure_style():
         height = 0.7 + (0.8 + 0.4 * len(settings)) * style.height_of(names)
@@ -147,7 +147,7 @@ def across_settings(steps: pd.DataFrame) -> DataFigure:
         axes[1].grid(visible=False, axis="y")
         axes[0].set_xscale("log")
         reference = paper.shown(REFERENCE, REFERENCE)
-        axes[0].set_xlabel(f"tolerated {dials.LABELS[dials.varying(steps)[0]]}, × {reference}'s")
+        axes[0].set_xlabel(f"tolerated {tolerances.LABELS[tolerances.varying(steps)[0]]}, × {reference}'s")
         axes[1].set_xlabel(f"accuracy at best, less {reference}'s")
         text = (
             f"Paired over seeds, n = {style.span([each.tolerance.n for each in measured])}, with a nominal 95 % "

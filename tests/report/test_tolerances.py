@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from small_figures import results_of
 
-from steadymoe.bench.report import dials
+from steadymoe.bench.report import tolerances
 from steadymoe.bench.report.figures import find
 from steadymoe.bench.statistics.tolerance import SHARE, agreement, of_arm
 
@@ -50,9 +50,9 @@ def test_a_dense_twin_has_a_start_a_threshold_and_a_reference_of_its_own() -> No
     moe, dense = sweep(), sweep(model="dense_flat")
     of_accuracy = dense["metric"] == "eval_accuracy"
     dense.loc[of_accuracy, "value"] = dense["value"] + 0.1  # the start too
-    table = dials.table(pd.concat([moe, dense]))
+    table = tolerances.table(pd.concat([moe, dense]))
     numbers = table.set_index(["setting", "loss"])["× grpo"]
-    assert numbers["flat"].tolist() == dials.table(moe)["× grpo"].tolist()
+    assert numbers["flat"].tolist() == tolerances.table(moe)["× grpo"].tolist()
     assert numbers["dense_flat"]["grpo"] == "1.00"
     assert float(numbers["dense_flat"]["gspo"].split()[0]) == pytest.approx(2, rel=0.05)
 
@@ -61,7 +61,7 @@ def test_a_dense_twin_has_a_start_a_threshold_and_a_reference_of_its_own() -> No
     ("dial", "values"), [("learning_rate", RATES), ("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))]
 )
 def test_table_lists_losses_best_first(dial: str, values: tuple[float, ...]) -> None:
-    table = dials.table(sweep(dial, values))
+    table = tolerances.table(sweep(dial, values))
     assert table["loss"].tolist() == ["gspo", "grpo", "grpo_unclipped"]
     numbers = {loss: text.split()[0] for loss, text in zip(table["loss"], table["× grpo"], strict=True)}
     assert float(numbers["gspo"]) == pytest.approx(2, rel=0.05)
@@ -72,13 +72,17 @@ def test_table_lists_losses_best_first(dial: str, values: tuple[float, ...]) -> 
 
 
 def test_a_sentence_says_which_loss_tolerates_most() -> None:
-    table = dials.table(sweep())
+    table = tolerances.table(sweep())
     multiple = table["× grpo"].iloc[0]
-    assert dials.sentences(table) == [f"Tolerated learning rate: gspo has the highest, {multiple} times grpo's, n = 5."]
+    assert tolerances.sentences(table) == [
+        f"Tolerated learning rate: gspo has the highest, {multiple} times grpo's, n = 5."
+    ]
     others = sweep()[lambda runs: runs["algorithm"] != "gspo"]
-    assert dials.sentences(dials.table(others)) == ["Tolerated learning rate: no loss has a higher one than grpo."]
+    assert tolerances.sentences(tolerances.table(others)) == [
+        "Tolerated learning rate: no loss has a higher one than grpo."
+    ]
     joined = pd.concat([others, sweep(experiment="other", values=RATES[:2])])
-    assert dials.sentences(dials.table(joined)) == [
+    assert tolerances.sentences(tolerances.table(joined)) == [
         "Tolerated learning rate, made: no loss has a higher one than grpo.",
         "Tolerated learning rate, other: grpo never falls below the threshold on this grid; extend it.",
     ]
@@ -86,14 +90,14 @@ def test_a_sentence_says_which_loss_tolerates_most() -> None:
 
 def test_second_dial_divides_the_table() -> None:
     both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
-    table = dials.table(both)
+    table = tolerances.table(both)
     assert table["setting"].unique().tolist() == ["updates per rollout 16", "updates per rollout 64"]
     assert len(table) == 2 * len(OCTAVES)
 
 
 def test_settings_of_joined_experiments_are_not_dials() -> None:
     joined = pd.concat([sweep(), sweep(experiment="other", updates_per_rollout=32)])
-    table = dials.table(joined)
+    table = tolerances.table(joined)
     assert table["setting"].unique().tolist() == ["made", "other"]
     assert {"× grpo", "best learning rate"} <= set(table)
 
@@ -105,7 +109,7 @@ def test_runs_with_another_setting_get_their_own_arm() -> None:
     other["axes"] = "advantage=reward"
     falls = (other["metric"] == "eval_accuracy") & (other["step"] == 30)
     other.loc[falls & (other["algorithm"] == "grpo"), "value"] -= 0.1
-    table = dials.table(pd.concat([plain, other]))
+    table = tolerances.table(pd.concat([plain, other]))
     assert set(table["loss"]) == {name + word for name in OCTAVES for word in ("", " advantage=reward")}
     numbers = table.set_index("loss")["× grpo"]
     assert numbers["grpo"] == "1.00"
@@ -116,19 +120,19 @@ def test_losses_at_their_own_rates_are_a_staleness_sweep() -> None:
     """A rate that differs between losses is no dial: no run of a loss differs in it."""
     runs = sweep("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))
     runs["learning_rate"] = runs["algorithm"].map({"grpo": 2e-4, "gspo": 4e-4, "grpo_unclipped": 1e-4})
-    table = dials.table(runs)
+    table = tolerances.table(runs)
     assert "best updates per rollout" in table
     assert "setting" not in table
 
 
 def test_missing_data_is_named() -> None:
     one = sweep(values=RATES[:1] * 2).drop_duplicates(["arm", "seed", "metric", "step"])
-    assert dials.lacks(one) == "runs of one loss at 2 values of learning_rate or updates_per_rollout or strength"
+    assert tolerances.lacks(one) == "runs of one loss at 2 values of learning_rate or updates_per_rollout or strength"
     without = sweep()[lambda runs: runs["algorithm"] != "grpo"]
-    assert dials.lacks(without) == "runs of grpo, the reference"
-    assert dials.table(without).empty
+    assert tolerances.lacks(without) == "runs of grpo, the reference"
+    assert tolerances.table(without).empty
     unevaluated = sweep()[lambda runs: runs["metric"] == "reward"]
-    assert dials.lacks(unevaluated) == "runs whose start and end were evaluated"
+    assert tolerances.lacks(unevaluated) == "runs whose start and end were evaluated"
 
 
 def test_the_figure_notes_curves_and_crossings() -> None:
@@ -174,19 +178,19 @@ def test_settings_are_drawn_side_by_side() -> None:
 def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
     """Losses far apart rank alike in every draw; two that the seeds do not separate swap in some."""
     far = pd.concat([sweep(), sweep(experiment="other")])
-    tolerated, best = agreement(dials.levels(far), ["gspo", "grpo_unclipped"])
+    tolerated, best = agreement(tolerances.levels(far), ["gspo", "grpo_unclipped"])
     assert (tolerated.mean, tolerated.low, tolerated.high, tolerated.n) == (1, 1, 1, 5)
     assert best.mean == best.high == 1
     assert best.low < 0, "their best levels differ by noise alone"
     other = far["experiment"] == "other"
     swapped = far["algorithm"].map({"gspo": "grpo_unclipped", "grpo_unclipped": "gspo"}).where(other, far["algorithm"])
     against = far.assign(algorithm=swapped.fillna(far["algorithm"]))
-    assert agreement(dials.levels(against), ["gspo", "grpo_unclipped"])[0].mean == -1
+    assert agreement(tolerances.levels(against), ["gspo", "grpo_unclipped"])[0].mean == -1
     twin = far[far["algorithm"] == "gspo"].assign(algorithm="vespo")
     noise = np.random.default_rng(1).standard_normal(len(twin))
     is_end = (twin["metric"] == "eval_accuracy") & (twin["step"] == 30)
     twin["value"] += 0.05 * noise * is_end
-    twins = dials.levels(pd.concat([far, twin]))
+    twins = tolerances.levels(pd.concat([far, twin]))
     assert agreement(twins, ["gspo", "grpo_unclipped", "vespo"])[0].low < 0.9
 
 
@@ -224,7 +228,7 @@ def test_engines_of_a_dial_of_strength_divide_the_table() -> None:
     first, second = (sweep("strength", strengths, engine=name) for name in ("router_noise", "weight_noise"))
     second["arm"] += " weight_noise"
     second.loc[second["metric"].eq("eval_accuracy") & second["step"].eq(30), "value"] -= 0.2
-    levels = dials.levels(pd.concat([first, second])).set_index(["panel", "arm", "value"])
+    levels = tolerances.levels(pd.concat([first, second])).set_index(["panel", "arm", "value"])
     assert set(levels.index.get_level_values("panel")) == {"router_noise", "weight_noise"}
     means = levels["sampled"].groupby(level="panel").mean()
     assert means["router_noise"] - means["weight_noise"] == pytest.approx(0.2)
@@ -233,24 +237,24 @@ def test_engines_of_a_dial_of_strength_divide_the_table() -> None:
 def test_runs_that_no_arm_tells_apart_are_refused() -> None:
     other = sweep(responses=16)
     other["arm"] += " responses=16"
-    lack = dials.lacks(pd.concat([sweep(), other]))
+    lack = tolerances.lacks(pd.concat([sweep(), other]))
     assert lack is not None
     assert "would be one" in lack
-    assert dials.table(pd.concat([sweep(), other])).empty
+    assert tolerances.table(pd.concat([sweep(), other])).empty
 
 
 def test_reference_that_gains_nothing_sets_no_threshold() -> None:
     flat = sweep()
     flat.loc[flat["algorithm"].eq("grpo") & flat["metric"].eq("eval_accuracy"), "value"] = 0.4
-    table = dials.table(flat)
+    table = tolerances.table(flat)
     assert (table["n"] == 5).all()
-    assert "no threshold, because grpo gains nothing" in dials.sentences(table)[0]
+    assert "no threshold, because grpo gains nothing" in tolerances.sentences(table)[0]
 
 
 def test_best_value_is_of_the_seeds_that_ran_everywhere() -> None:
     more = sweep(seeds=9)[lambda runs: (runs["seed"] >= 5) & (runs["learning_rate"] == RATES[-1])]
     more.loc[more["metric"] == "eval_accuracy", "value"] = 0.95
-    levels = dials.levels(pd.concat([sweep(), more]))
+    levels = tolerances.levels(pd.concat([sweep(), more]))
     number, best = of_arm(levels, "gspo")
     assert number is not None
     assert best < number.crossing
