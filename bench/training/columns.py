@@ -311,14 +311,6 @@ OWN_TABLES = ("steps", "updates")
 MAX_OWN, _LONGEST_NAME = 64, 40
 
 
-def names(*wanted: str) -> tuple[str, ...]:
-    """Return names of columns. Raises KeyError for one that no table has: at the import of a module that reads it."""
-    known = {name for table in TABLES.values() for name in table}
-    if unknown := [name for name in wanted if name not in known]:
-        raise KeyError(f"no table has the columns {unknown}")
-    return wanted
-
-
 def of_metric(metric: str) -> Column:
     """The column of a metric: of the first table that has it. A plain column for a name that no table has."""
     found = (columns[metric] for columns in TABLES.values() if metric in columns)

@@ -41,14 +41,14 @@ def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
     line = write.to_markdown(ROWS).splitlines()[-1]
     assert line.count(" | ") == 2
     assert r"a\|b\~c^d {e} $f# π²\\n\<b>" in line
-    latex = latex.table(ROWS, ROWS.map(write.to_text), "of 100 %")
-    assert r"\begin{tabular}{lrr}" in latex
-    rows = [text for text in latex.splitlines() if text.endswith(r"\\")]
+    text_of = latex.table(ROWS, ROWS.map(write.to_text), "of 100 %")
+    assert r"\begin{tabular}{lrr}" in text_of
+    rows = [text for text in text_of.splitlines() if text.endswith(r"\\")]
     assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
     assert r"arm\_a" in rows[0]
     assert rows[1].startswith(r"50 \% \& more & 1 & 0.5 [0.4, 0.6]")
     assert r"a\textbar{}b\textasciitilde{}c\textasciicircum{}d \{e\} \$f\# $\pi$$^2$" in rows[2]
-    assert r"\caption{of 100 \%}" in latex
+    assert r"\caption{of 100 \%}" in text_of
     cells = write._cells(ROWS)
     assert [cell["number"] for cell in cells[0]] == ["", 1, 0.5]
     assert [cell["number"] for cell in cells[1]] == ["", 2, ""]
