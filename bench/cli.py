@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: one table of verbs. A verb is a module with ``main(words) -> exit code``."""
+"""The command ``steadymoe``: one table of verbs. A verb is a module with ``main(args) -> exit code``."""
 
 import codecs
 import importlib
@@ -58,11 +58,11 @@ def _fail(message: str, code: int = 2) -> None:
     sys.exit(code)
 
 
-def _run(words: list[str]) -> int:
+def _run(args: list[str]) -> int:
     """Run a command and return its exit code. Raises UserError for an unknown verb."""
-    if not words:
+    if not args:
         raise UserError(f"missing command: {', '.join(VERBS)}; see: steadymoe --help")
-    verb, *rest = words
+    verb, *rest = args
     if verb in ("-h", "--help"):
         lines = [f"  {name:8}{help_line}" for name, (_, help_line) in VERBS.items()]
         print("usage: steadymoe COMMAND ...\n\nIs this RL algorithm stable on MoE models?\n", *lines, sep="\n")

@@ -106,15 +106,15 @@ def test_path_labels_look_at_each_path_once(calls: Calls) -> None:
 
 
 def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_RUNS_OF_A_PIECE", 4)
+    monkeypatch.setattr(folders, "_RUNS_AT_ONCE", 4)
     runs = folders.ended_runs(results[FEW], "many")
     pieces = list(folders.tidy(runs))
     assert len({str(piece.dtypes.to_dict()) for piece in pieces}) == 1
     assert max(len(piece[["arm", "seed"]].drop_duplicates()) for piece in pieces) == 4
-    monkeypatch.setattr(folders, "_RUNS_OF_A_PIECE", FEW)
+    monkeypatch.setattr(folders, "_RUNS_AT_ONCE", FEW)
     whole = pd.concat(folders.tidy(runs), ignore_index=True)
     pd.testing.assert_frame_equal(pd.concat(pieces, ignore_index=True), whole)
-    monkeypatch.setattr(folders, "_RUNS_OF_A_PIECE", 4)
+    monkeypatch.setattr(folders, "_RUNS_AT_ONCE", 4)
     exported = pd.read_parquet(report_page.export(results[FEW], "many", "parquet"))
     pd.testing.assert_frame_equal(exported, whole)
     text = pd.read_csv(report_page.export(results[FEW], "many", "csv"), dtype={"value": str})

@@ -16,7 +16,7 @@ from steadymoe.algorithms.corrections import Uncorrected
 from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench import schema
 from steadymoe.bench.check import properties
-from steadymoe.bench.check.derivatives import OF_POLICY
+from steadymoe.bench.check.derivatives import POLICY_FIELDS
 from steadymoe.bench.check.properties import CheckFailed, ask
 from steadymoe.bench.runs import compose
 from steadymoe.bench.runs.compose import ConfigError
@@ -57,11 +57,11 @@ class CheckedAlgorithm:
     """The loss, built without the keys that are no fields of its class."""
 
 
-def main(words: list[str]) -> int:
+def main(args: list[str]) -> int:
     """Run ``steadymoe check``. Returns 1 if a property fails, else 0. Raises UserError for invalid arguments."""
     parser = Parser(prog="steadymoe check", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="algorithm=NAME, algorithm.loss.KEY=VALUE")
-    return check(parser.parse_args(words).overrides)
+    return check(parser.parse_args(args).overrides)
 
 
 def check(overrides: Sequence[str]) -> int:
@@ -179,7 +179,9 @@ def share(config: RunConfig, rounds: int) -> float:
         outputs = learner.forwards(learner.model, rollout, MicroBatch(rows))
         batch = learner.batch(rollout, old, advantages_BT, rows, outputs, whole)
         leaves: dict[str, Any] = {  # the loss's own backward ends here
-            name: values.detach().requires_grad_() for name in OF_POLICY if (values := getattr(batch, name)) is not None
+            name: values.detach().requires_grad_()
+            for name in POLICY_FIELDS
+            if (values := getattr(batch, name)) is not None
         }
         batch = replace(batch, **leaves)
         start = time.process_time()

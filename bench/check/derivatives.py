@@ -19,7 +19,7 @@ from steadymoe.algorithms import Batch, LossOutput, PolicyLoss
 from steadymoe.bench.support.seeding import seeded_globals
 
 # The fields computed by π_θ, through which a gradient reaches the weights.
-OF_POLICY = ("logprobs_BT", "top_logprobs_BTK", "router_log_ratio_LBTK")
+POLICY_FIELDS = ("logprobs_BT", "top_logprobs_BTK", "router_log_ratio_LBTK")
 _STEP = 1e-6
 Fields = Mapping[str, Tensor]
 
@@ -30,7 +30,9 @@ def gradient(loss: PolicyLoss, batch: Batch) -> tuple[Tensor, LossOutput]:
     return by_field["logprobs_BT"], output
 
 
-def gradients(loss: PolicyLoss, batch: Batch, names: Sequence[str] = OF_POLICY) -> tuple[dict[str, Tensor], LossOutput]:
+def gradients(
+    loss: PolicyLoss, batch: Batch, names: Sequence[str] = POLICY_FIELDS
+) -> tuple[dict[str, Tensor], LossOutput]:
     """Return the gradient with respect to each field of ``names`` that the batch holds, and the loss's output.
 
     A batch without a state gets the loss's initial state.
@@ -46,7 +48,7 @@ def gradients(loss: PolicyLoss, batch: Batch, names: Sequence[str] = OF_POLICY) 
 def slopes(loss: PolicyLoss, batch: Batch, directions: Sequence[Fields], hold: bool) -> list[float]:
     """Return the slope of the loss along each direction, by central differences; ``hold`` keeps constants constant.
 
-    A direction has a tensor for every field of ``OF_POLICY`` that the batch has. The batch must be in float64.
+    A direction has a tensor for every field of ``POLICY_FIELDS`` that the batch has. The batch must be in float64.
     """
     base = {name: getattr(batch, name).detach() for name in directions[0]}
     constants = _Held()
@@ -64,8 +66,8 @@ def slopes(loss: PolicyLoss, batch: Batch, directions: Sequence[Fields], hold: b
 
 
 def random_direction(batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw normal numbers for every field of ``OF_POLICY`` that the batch holds."""
-    fields = {name: values for name in OF_POLICY if (values := getattr(batch, name)) is not None}
+    """Draw normal numbers for every field of ``POLICY_FIELDS`` that the batch holds."""
+    fields = {name: values for name in POLICY_FIELDS if (values := getattr(batch, name)) is not None}
     return {name: torch.randn(values.shape, generator=generator, dtype=values.dtype) for name, values in fields.items()}
 
 

@@ -32,7 +32,7 @@ from steadymoe.bench.support.text import visible
 # In float64 another order of the same additions differs by less.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
 # The largest error of a slope, as a share of gradient times direction, and of the value.
-_OF_GRADIENT, _OF_VALUE = 1e-6, 1e-8
+_GRADIENT_ERROR, _VALUE_ERROR = 1e-6, 1e-8
 # Inside a band and outside it, for properties that do not depend on how far outside.
 _IN_AND_OUT = (SCALES[0], SCALES[2])
 _ORDER = (3, 0, 5, 1, 4, 2)
@@ -113,7 +113,7 @@ def derivative(loss: PolicyLoss) -> str:
         directions = [random_direction(batch, generator) for _ in range(_DIRECTIONS)]
         claimed = [sum(float((by_field[name] * along[name]).sum()) for name in by_field) for along in directions]
         steep = sum(float(by_field[name].norm()) * directions[0][name].numel() ** 0.5 for name in by_field)
-        bound = _OF_GRADIENT * steep + _OF_VALUE * (1 + abs(float(output.loss.detach())))
+        bound = _GRADIENT_ERROR * steep + _VALUE_ERROR * (1 + abs(float(output.loss.detach())))
         for hold in (False, True):
             pairs = zip(slopes(loss, batch, directions, hold), claimed, strict=True)
             differing = [pair for pair in pairs if not abs(pair[0] - pair[1]) <= bound]

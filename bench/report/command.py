@@ -19,17 +19,17 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
   steadymoe report --experiment first --export csv  # every number of every step as one table
   steadymoe report --experiment first --keep kept   # archive in kept/data what a report needs, without the runs
 """
-_OF_ALL = {"results", "experiment"}
+_EVERYWHERE = {"results", "experiment"}
 _MODES = {
-    "report": {*_OF_ALL, "figure", "arms", "format", *paper.OPTIONS},
-    **{instead: {*_OF_ALL, instead} for instead in ("list", "keep", "export")},
+    "report": {*_EVERYWHERE, "figure", "arms", "format", *paper.OPTIONS},
+    **{instead: {*_EVERYWHERE, instead} for instead in ("list", "keep", "export")},
 }
 
 
-def main(words: list[str]) -> int:
+def main(args: list[str]) -> int:
     """Run the verb and return the exit code, 0. Raises UserError for what cannot be reported."""
     parser = _parser()
-    given = parser.parse_args(words)
+    given = parser.parse_args(args)
     parser.mode(given, _MODES)
     from steadymoe.bench.report import report_page, write
 

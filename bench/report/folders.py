@@ -27,7 +27,7 @@ NUMBERS = {
     "strength": "engine.strength",
 }
 # The settings that a cold start follows from, besides the seed.
-_OF_STARTS = ("model", "task", "cold_start", "device", "precision", "threads", "experts")
+_START_KEYS = ("model", "task", "cold_start", "device", "precision", "threads", "experts")
 # The columns that tell one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
 _SIZES = ("parameters", "active_parameters", "moe_layers", "experts", "top_k")
@@ -46,7 +46,7 @@ MAY_LACK |= {"diverged_reason", "diverged_step"}
 FACTS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "optimizer", "moe_layers", "experts", "seed"]
 FACTS += ["updates_per_rollout", "minibatch_prompts", "responses", "learning_rate"]
 # How many runs are exported at a time.
-_RUNS_OF_A_PIECE = 20
+_RUNS_AT_ONCE = 20
 
 
 def experiments(results: Path) -> list[str]:
@@ -83,7 +83,7 @@ def _facts(status: str, run: Mapping[str, Any], swept: set[str]) -> dict[str, An
     revision, diverged = run["revision"] or {"commit": "", "changed": False}, run["diverged"] or {}
     versions = " ".join(f"{name} {number}" for name, number in run["versions"].items())
     machine = f"{run['machine']['cpu']}, {run['machine'].get('gpu', config['device'])}"
-    begun = json.dumps([{key: config.get(key) for key in _OF_STARTS}, versions, machine], sort_keys=True)
+    begun = json.dumps([{key: config.get(key) for key in _START_KEYS}, versions, machine], sort_keys=True)
     return {
         **{key: run[key] for key in RUNS if key in run},
         **{key: numbers.get(field, np.nan) for key, field in NUMBERS.items()},
@@ -169,7 +169,7 @@ def tidy(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
     ``update`` is missing in a row of a step. The rows of steps come first, then the rows of updates, run by run.
     """
-    few = [runs[first : first + _RUNS_OF_A_PIECE] for first in range(0, len(runs), _RUNS_OF_A_PIECE)]
+    few = [runs[first : first + _RUNS_AT_ONCE] for first in range(0, len(runs), _RUNS_AT_ONCE)]
     ordered = [*FACTS, "step", "update", "metric", "value"]
     for some in few:
         long = steps(some, read(some, "steps"), read(some, "evaluations")).assign(update=None)

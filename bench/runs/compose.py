@@ -140,7 +140,7 @@ def _without_routers(point: Sequence[str]) -> Run | None:
     """Return the run of a dense model that ignores what ``point`` says of routers; None if it cannot be even then."""
     from steadymoe.bench.runs import fits  # imports torch and transformers
 
-    ignored = [arg for arg in point if key_of(arg).split(".")[0] == "routing" or key_of(arg) in fits.OF_ROUTERS]
+    ignored = [arg for arg in point if key_of(arg).split(".")[0] == "routing" or key_of(arg) in fits.ROUTER_SETTINGS]
     others = [arg for arg in point if arg not in ignored]
     for more in ([], ["routing=off"]):  # an experiment may choose a routing
         try:
@@ -176,7 +176,7 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
     _refuse_other_choice(flatten(given), flatten(named))
     config = read(_typed(given, named))
     reference = flatten(plain(read(_typed(named, named))))
-    off = fits.of_routers(config.model, flatten(plain(config)), set(map(key_of, args)))
+    off = fits.router_settings(config.model, flatten(plain(config)), set(map(key_of, args)))
     config = _with(config, off)
     _needed(config, choices)
     check(config)

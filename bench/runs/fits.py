@@ -41,7 +41,7 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 # The number of prompts that are checked. Training may draw a longer prompt.
 _PROMPTS = 64
 # Settings that say something about routers alone, each with the value at which it does nothing.
-OF_ROUTERS = {
+ROUTER_SETTINGS = {
     "experts": EXPERTS[0],
     "optimizer.router_factor": 1.0,
     **{f"cold_start.{key}": off for key, off in (("router_factor", 1.0), ("aux_loss", 0.0), ("z_loss", 0.0))},
@@ -116,7 +116,7 @@ def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
         )
 
 
-def of_routers(model: Mapping[str, Any], flat: Mapping[str, Any], typed: set[str]) -> dict[str, Any]:
+def router_settings(model: Mapping[str, Any], flat: Mapping[str, Any], typed: set[str]) -> dict[str, Any]:
     """Return the settings of routers that a dense model has on, by key, each with its value when off.
 
     None for a model with experts, and none that is ``typed``, or whose group is.
@@ -125,7 +125,7 @@ def of_routers(model: Mapping[str, Any], flat: Mapping[str, Any], typed: set[str
         return {}
     return {
         key: off
-        for key, off in OF_ROUTERS.items()
+        for key, off in ROUTER_SETTINGS.items()
         if key not in typed and not ("routing" in typed and key.startswith("routing.")) and flat.get(key, off) != off
     }
 

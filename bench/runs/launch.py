@@ -46,8 +46,8 @@ class _Jobs:
     on_job_end = on_job_start
 
 
-def launch(runs: Sequence[Run], words: Sequence[str], multirun: bool) -> None:
-    """Execute ``runs`` by the launcher that ``words`` choose, or one run in this process.
+def launch(runs: Sequence[Run], args: Sequence[str], multirun: bool) -> None:
+    """Execute ``runs`` by the launcher that ``args`` choose, or one run in this process.
 
     If a worker is killed, joblib ends the others too; the sweep is then launched again, up to three times. Raises one
     of ``lost_job_errors()`` if a cluster has lost a job.
@@ -57,7 +57,7 @@ def launch(runs: Sequence[Run], words: Sequence[str], multirun: bool) -> None:
     os.environ[_LAUNCHER] = str(os.getpid())
     jobs: Any = _Jobs()
     context = HydraContext(config_loader=jobs, callbacks=jobs)
-    config = overrides.settings(words)
+    config = overrides.settings(args)
     if not overrides.is_sweep(config.hydra, multirun):
         (run,) = runs
         _ = run_job(lambda _: execute(run), config, "hydra.run.dir", None, context).return_value
@@ -112,9 +112,9 @@ def show(flags: Sequence[str]) -> None:
     hydra.main(config_path=str(overrides.CONF.resolve()), config_name="config", version_base="1.3")(lambda _: None)()
 
 
-def refuse_absent_cluster(words: Sequence[str]) -> None:
-    """Raise ConfigError if ``words`` ask for Slurm and this machine has no Slurm."""
-    if "hydra/launcher=submitit_slurm" in words and shutil.which("srun") is None:
+def refuse_absent_cluster(args: Sequence[str]) -> None:
+    """Raise ConfigError if ``args`` ask for Slurm and this machine has no Slurm."""
+    if "hydra/launcher=submitit_slurm" in args and shutil.which("srun") is None:
         raise ConfigError("hydra/launcher=submitit_slurm: there is no srun here; run it where Slurm's commands are")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from steadymoe.bench.runs.compose import Run
 
 # Fields of a single replay.
-_OF_REPLAYS = {"predictor_learning_rate": "pr2", "score_share": "r3_filtered", "lag": "lagged"}
+_REPLAY_FIELDS = {"predictor_learning_rate": "pr2", "score_share": "r3_filtered", "lag": "lagged"}
 
 
 def check(config: RunConfig) -> None:
@@ -55,7 +55,7 @@ def _relations(config: RunConfig) -> None:
         raise ConfigError(
             "routing.aux_loss and routing.z_loss need the whole mini-batch; set microbatch=null, or both to 0"
         )
-    for name, replay in _OF_REPLAYS.items():
+    for name, replay in _REPLAY_FIELDS.items():
         if (getattr(routing, name) is None) == (routing.replay == replay):
             raise ConfigError(f"routing.{name} must be set with routing={replay} and left out otherwise")
     if routing.lag_trigger is not None and routing.replay != "lagged":

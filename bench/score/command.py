@@ -50,13 +50,13 @@ _MODES = {
 }
 
 
-def main(words: list[str]) -> int:
+def main(args: list[str]) -> int:
     """Run ``steadymoe score`` and return its exit code.
 
     0: done; 1: a run failed, or a loss that gains without rewards was not recorded; 2: ``check`` fails; 130:
     interrupted. Raises UserError.
     """
-    arguments = _parsed(words)
+    arguments = _parsed(args)
     if arguments.board:
         for path in board.write_board(arguments.board):
             print(visible(f"wrote {path}"))
@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
     return score(arguments.overrides, arguments.quick, arguments.dry, arguments.redo, arguments.record)
 
 
-def _parsed(words: list[str]) -> argparse.Namespace:
+def _parsed(args: list[str]) -> argparse.Namespace:
     """Parse the arguments; exit for --help and for invalid ones."""
     parser = Parser(prog="steadymoe score", description=_DESCRIPTION, epilog=_EXAMPLES, allow_abbrev=False)
     text = "algorithm=NAME, and algorithm.loss.KEY=VALUE to override numbers of its YAML"
@@ -77,7 +77,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     text = "append the outcomes of the loss, and of GRPO beside it, to those recorded in this git checkout"
     parser.add_argument("--record", action="store_true", help=text)
     parser.add_argument("--board", type=Path, metavar="FOLDER", help="write the board to this folder")
-    arguments = parser.parse_intermixed_args(words)
+    arguments = parser.parse_intermixed_args(args)
     if parser.mode(arguments, _MODES) != "board" and not arguments.overrides:
         parser.error("choose an algorithm: algorithm=NAME")
     return arguments

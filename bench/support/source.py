@@ -17,7 +17,7 @@ SUITE = Path(__file__).parents[2]
 _PACKAGES = ("algorithms", "bench", "conf", "models")
 _INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _first: dict[Path, str] = {}
-_OF_PACKAGES = {"site-packages", "dist-packages"}  # also of another environment that this one sees
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}  # also of another environment that this one sees
 
 
 def find(module: str) -> Path | None:
@@ -48,7 +48,7 @@ def is_of_suite(file: Path, *packages: str) -> bool:
 
 def is_installed(file: Path) -> bool:
     """Return whether a file belongs to Python or to an installed package."""
-    return any(map(file.is_relative_to, _INSTALLED)) or not _OF_PACKAGES.isdisjoint(file.parts)
+    return any(map(file.is_relative_to, _INSTALLED)) or not _PACKAGE_FOLDERS.isdisjoint(file.parts)
 
 
 def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> dict[str, Path] | None:

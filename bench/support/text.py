@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # What would break a Markdown table, or begin code, emphasis, a link, a picture, an entity or HTML in one of its cells;
 # an underscore between letters begins nothing.
-_OF_MARKDOWN = re.compile(r"[\\|<`*\[\]&~]|!(?=\[)|(?<![^\W_])_|_(?![^\W_])")
+_MARKDOWN = re.compile(r"[\\|<`*\[\]&~]|!(?=\[)|(?<![^\W_])_|_(?![^\W_])")
 # The folders of an absolute path that begins a word or a value.
 _FOLDERS = re.compile(r"(?:^|(?<=[=:@',\[]))/(?:[^/:@',\]]+/)*(?=[^/])")
 # How a formula begins in the cells of a spreadsheet.
@@ -62,7 +62,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 def markdown(text: Any) -> str:
     """``text`` escaped for a cell of a Markdown table, so that the cell shows it letter by letter."""
-    return _OF_MARKDOWN.sub(lambda found: f"\\{found[0]}", visible(text))
+    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", visible(text))
 
 
 def without_mathematics(table: pd.DataFrame) -> pd.DataFrame:

@@ -32,7 +32,7 @@ from steadymoe.bench.training.forward import Sequences, forward, router_losses
 from steadymoe.bench.training.sampling import Decoding, roll_out
 
 # The time left is judged by the slope of the accuracy over the last half of the checks, so many at least.
-_CHECKS_OF_SLOPE = 5
+_SLOPE_CHECKS = 5
 
 # Told of every check of the accuracy: updates so far, accuracy, seconds left by ``updates_left``.
 OnCheck = Callable[[int, float, float], None]
@@ -150,7 +150,7 @@ def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) ->
     the checks; if it does not rise, the result is the updates left until ``most``.
     """
     update, accuracy = checks[-1]
-    updates, accuracies = np.array(checks[-max(_CHECKS_OF_SLOPE, len(checks) // 2) :]).T
+    updates, accuracies = np.array(checks[-max(_SLOPE_CHECKS, len(checks) // 2) :]).T
     rising = np.polyfit(updates, accuracies, 1)[0] if len(updates) > 1 else 0.0
     bound = float(most - update)
     return min(bound, max(0.0, goal - accuracy) / float(rising)) if rising > 0 else bound

@@ -25,7 +25,7 @@ from steadymoe.models.selection import NO_ROUTE
 
 # The largest mean difference of log-probabilities that another order of computation may make. A model that cannot share
 # prompts differs by much more, also before it has learned.
-_APART = 1e-4
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _apart(model: PreTrainedModel) -> str | None:
     fed = packing.shared(twice.tokens_BS, twice.mask_BS, twice.response_width, rows_B)
     plain, shared = (forward(model, twice, "fp32", Extras(routes=False), layout=each) for each in (None, fed))
     apart = float((plain.logprobs_BT - shared.logprobs_BT).abs().mean())
-    return None if apart <= _APART else f"log-probabilities would differ by {apart:.2g} on average"
+    return None if apart <= _TOLERANCE else f"log-probabilities would differ by {apart:.2g} on average"
 
 
 def router_losses(

@@ -10,7 +10,7 @@ from steadymoe.bench.training.sampling import Rollout
 # A token is apart if its log-probabilities in sampler and trainer differ by more than this; the largest share of such
 # tokens. A near tie of a router moves a few tokens apart, on a token of a prompt all its responses; a sampler that is
 # not the trainer moves most.
-_APART, _FEW = 1e-4, 0.01
+_TOLERANCE, _FEW = 1e-4, 0.01
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def check_sampler(rollout: Rollout, old: OldPolicy, responses: int, temperature:
     out. A ``temperature`` below 1 magnifies rounding.
     """
     mask_BT = rollout.sequences.response_mask_BT.bool()
-    is_apart_BT = mask_BT & ~((rollout.logprobs_BT - old.logprobs_BT).abs() <= _APART / min(temperature, 1.0))
+    is_apart_BT = mask_BT & ~((rollout.logprobs_BT - old.logprobs_BT).abs() <= _TOLERANCE / min(temperature, 1.0))
     apart_P = is_apart_BT.view(-1, responses * is_apart_BT.shape[1]).sum(-1)
     apart = int(apart_P.sum() - apart_P.max() if len(apart_P) > 1 else apart_P.sum())
     share = apart / int(mask_BT.sum())
