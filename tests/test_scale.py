@@ -80,7 +80,7 @@ def test_next_command_sees_changed_code(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: Calls) -> None:
     words = ["algorithm=grpo,gspo", "model=micro", "experiment_name=x", f"results_dir={tmp_path}"]
-    compose.plan([*words, "seed=0"], True)  # fills the caches of this process
+    compose.plan([*words, "seed=0,1"], True)  # fills the caches of this process
     calls.of(hydra, "compose")
     calls.of(dry, "_paces")
     calls.of(importlib.metadata, "version")
