@@ -136,12 +136,9 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def minimal(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a complete config without the fields at their class's default: a new one changes no recorded hash."""
-    usual = _defaults(class_of(config)) if "_target_" in config else {}
-    return {
-        key: minimal(value) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-        if key not in usual or usual[key] != value
-    }
+    usual = _defaults(class_of(config))
+    own = {key: value for key, value in config.items() if key not in usual or usual[key] != value}
+    return {key: minimal(value) if isinstance(value, Mapping) else value for key, value in own.items()}
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

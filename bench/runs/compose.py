@@ -65,8 +65,7 @@ class Run:
 
 def plain(config: RunConfig) -> dict[str, Any]:
     """Return a config as plain values of JSON."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return values
+    return json.loads(json.dumps(asdict(config)))  # type: ignore[no-any-return]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -128,11 +127,11 @@ def _checked(point: Sequence[str], arms: dict[tuple[str, ...], Run]) -> Run:
     arm = tuple(arg for arg in point if not arg.startswith("seed="))
     with overrides.errors_in_one_line():
         if arm not in arms:
-            arms[arm] = run(point)
-        seed = next((arg.removeprefix("seed=") for arg in point if arg.startswith("seed=")), "")
-        if not seed.isdecimal():  # none, or one that is refused
-            return arms[arm] if arms[arm].args == tuple(point) else run(point)
-        config = read(arms[arm].plain | {"seed": int(seed)})
+            return arms.setdefault(arm, run(point))
+        seeds = [arg.removeprefix("seed=") for arg in point if arg.startswith("seed=")]
+        if len(seeds) != 1 or not seeds[0].isdecimal():
+            return run(point)
+        config = read(arms[arm].plain | {"seed": int(seeds[0])})
         return _located(replace(arms[arm], config=config, args=tuple(point)))
 
 
@@ -177,7 +176,7 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
     config = read(_typed(given, named))
     reference = flatten(plain(read(_typed(named, named))))
     off = fits.router_settings(config.model, flatten(plain(config)), set(map(key_of, args)))
-    config = _with(config, off)
+    config = _with(config, off) if off else config
     _needed(config, choices)
     check(config)
     fits.check(config)

@@ -27,8 +27,8 @@ def check(config: RunConfig) -> None:
 
 def notes(runs: Sequence["Run"]) -> list[str]:
     """Return a line about a setting that is allowed and does not do what its name promises, if a run has one."""
-    terms = [run.config.algorithm.kl for run in runs]
-    if any(kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1" for kl in terms):
+    kls = (run.config.algorithm.kl for run in runs)
+    if any(kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1" for kl in kls):
         return [
             "note: with algorithm.kl.place=loss, estimator=k1 has an expected gradient of 0 on policy: it only "
             "adds noise; choose k2 or k3, or place=reward"
