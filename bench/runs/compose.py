@@ -65,7 +65,7 @@ class Run:
 
 def plain(config: RunConfig) -> dict[str, Any]:
     """Return a config as plain values of JSON."""
-    return json.loads(json.dumps(asdict(config)))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(asdict(config)))
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
