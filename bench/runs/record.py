@@ -46,9 +46,12 @@ def read_table(folder: Path, table: str) -> "pd.DataFrame":
         try:
             with files.opened(path) as file:
                 files.refuse_large(path, file)
-                names = pq.ParquetFile(file).schema_arrow.names
+                parquet = pq.ParquetFile(file)
+                wanted = schema(table, parquet.schema_arrow.names)
+                if parquet.schema_arrow.equals(wanted):  # nearly always, and twice as fast
+                    return parquet.read().to_pandas()
                 file.seek(0)
-                return pq.read_table(file, schema=schema(table, names)).to_pandas()
+                return pq.read_table(file, schema=wanted).to_pandas()
         except (pa.ArrowException, OSError, ValueError) as error:
             why = " ".join(str(error).split())
             raise Damaged(f"{path} cannot be read ({why}); remove {folder} to rerun it") from error
