@@ -411,8 +411,8 @@ def _named(arms: Sequence[str], counted: str) -> str:
 def headline(shown: Shown) -> pd.DataFrame:
     """Return the columns that a reader looks for first; one row per arm, the highest final reward first."""
     summary, best, differences = shown["summary"][0], shown["leaderboard"][0]["arm"].iloc[0], _differences(shown)
-    outcomes = [name for name in ("final held-out accuracy", "final greedy accuracy") if name in summary]
-    first = summary[["arm", "n", "final reward", *outcomes, "collapsed"]]
+    accuracy = [name for name in ("final held-out accuracy",) if name in summary]
+    first = summary[["arm", "n", "final reward", *accuracy, "collapsed"]]
     first.insert(3, f"less {best}", [differences.get(arm, "–") for arm in first["arm"]])
     return first
 

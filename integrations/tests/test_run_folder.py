@@ -11,11 +11,12 @@ NAMES = {"trainer": "trl", "experiment": "mine", "algorithm": "grpo", "model": "
 NAMES |= {"correction": "off", "routing": "off", "engine": "exact"}
 CONFIG = {
     "seed": 0,
-    "steps": 1,
+    "updates": 1,
     "updates_per_rollout": 1,
     "device": "cpu",
     "engine": {},
-    "rollout": {"prompts": 1, "responses": 2},
+    "minibatch_prompts": 1,
+    "rollout": {"responses": 2},
     "optimizer": {"learning_rate": 1e-3},
 }
 
