@@ -45,8 +45,10 @@ def of_classes(config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], 
     def changed(group: Any, keys: Iterable[str]) -> Any:
         if not isinstance(group, Mapping):  # refused by the schema
             return group
-        named = {key: group[key] for key in keys if isinstance(group.get(key), Mapping) and "_target_" in group[key]}
-        return {**group, **{key: change(section) for key, section in named.items()}}
+        return {
+            **group,
+            **{k: change(own) for k in keys if isinstance(own := group.get(k), dict) and "_target_" in own},
+        }
 
     of_algorithm = changed(config.get("algorithm"), ("loss", "advantage"))  # another trainer's config may have none
     return changed({**config, "algorithm": of_algorithm}, ("advantage", "correction", "engine"))
