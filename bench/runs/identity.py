@@ -45,10 +45,8 @@ def of_classes(config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], 
     def changed(group: Any, keys: Iterable[str]) -> Any:
         if not isinstance(group, Mapping):  # refused by the schema
             return group
-        return {
-            **group,
-            **{k: change(own) for k in keys if isinstance(own := group.get(k), dict) and "_target_" in own},
-        }
+        sections = {key: group[key] for key in keys if isinstance(group.get(key), dict) and "_target_" in group[key]}
+        return {**group, **{key: change(section) for key, section in sections.items()}}
 
     of_algorithm = changed(config.get("algorithm"), ("loss", "advantage"))  # another trainer's config may have none
     return changed({**config, "algorithm": of_algorithm}, ("advantage", "correction", "engine"))
@@ -59,11 +57,8 @@ def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping
 
     ``flat`` is a config by dotted keys, ``reference`` its named configs as they stand.
     """
-    changed = {
-        key: value
-        for key, value in flat.items()
-        if changes_numbers(key) and key != "seed" and (key not in reference or reference[key] != value)
-    }
+    keys = [key for key in flat if changes_numbers(key) and key != "seed"]
+    changed = {key: flat[key] for key in keys if key not in reference or reference[key] != flat[key]}
     changed |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
     return changed
 
