@@ -40,6 +40,7 @@ from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import record
+from steadymoe.bench.runs.run_folder import read_state
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training.forward import Extras, forward
 from steadymoe.integrations.trl.trainer import SteadyGRPOTrainer, sequences_of
@@ -162,7 +163,7 @@ def test_zero_learning_rate_changes_nothing(tmp_path: Path, accumulation: int) -
 
 def test_the_same_rollouts_give_the_same_columns_in_three_trainers(tmp_path: Path) -> None:
     short = ("cold_start.accuracy_low=0.1", "cold_start.accuracy_high=0.9", "evaluation.prompts=16")
-    side_by_side.make(tmp_path, "steps=2", "rollout.prompts=8", "updates_per_rollout=2", *short)
+    side_by_side.make(tmp_path, "updates=4", "minibatch_prompts=4", "updates_per_rollout=2", *short)
     differences = side_by_side.compare(tmp_path).set_index(["table", "column"])
     assert differences.loc["updates", "largest"]["expert_change_rate"] > 0
     assert len(differences.loc["updates"]) > 15
@@ -227,7 +228,7 @@ def test_killed_run_keeps_whole_steps_and_is_interrupted(tmp_path: Path) -> None
         os.kill(pid, signal.SIGKILL)
     process.wait()
     time.sleep(1)
-    assert record.status(folder_of(tmp_path / "rank0")) == "interrupted"
+    assert read_state(folder_of(tmp_path / "rank0")).status == "interrupted"
     recorded = tables(tmp_path / "rank0")
     assert len(recorded["steps"]) >= 2
     assert (recorded["updates"].groupby("step")["update"].max() == 2).all()
@@ -247,10 +248,10 @@ def test_a_run_resumes_from_a_checkpoint(tmp_path: Path, whole: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2}
     with pytest.raises(Stop):
         trainer(tmp_path, record=tmp_path, rollout=Breaks(0.1), settings=saving).train()
-    assert record.status(folder_of(tmp_path)) == "failed"
+    assert read_state(folder_of(tmp_path)).status == "failed"
     resumed = trainer(tmp_path, record=tmp_path, settings=saving)
     resumed.train(resume_from_checkpoint=str(tmp_path / "trl" / "checkpoint-2"))
-    assert record.status(folder_of(tmp_path)) == "finished"
+    assert read_state(folder_of(tmp_path)).status == "finished"
     assert_equal(tables(tmp_path), tables(whole))
     with pytest.raises(UserError, match="holds a run that is finished"):
         trainer(tmp_path, record=tmp_path)
