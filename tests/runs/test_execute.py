@@ -361,7 +361,7 @@ def test_rerun_finishes_a_killed_cold_start_and_cleans_up(tmp_path: Path, monkey
     whole, killed = planned(tmp_path / "whole", *words), planned(tmp_path / "killed", *words)
     rising = "cold_start._accuracy = lambda *a: a[4] / 40"  # of the updates, so that the third check is in the band
     kill = "cold_start._keep = lambda *a, keep=cold_start._keep: (keep(*a), os.kill(os.getpid(), 9))"
-    begin = "import os, sys; from steadymoe.bench.runs import compose, execute; ", run_folder
+    begin = "import os, sys; from steadymoe.bench.runs import compose, execute; "
     begin += "from steadymoe.bench.training import cold_start"
     code = f"{begin}; {rising}; {kill}; execute.execute(compose.plan(sys.argv[1:])[0])"
     words = [*SMALL, f"results_dir={tmp_path / 'killed'}", *words]
