@@ -29,6 +29,15 @@ from steadymoe.models import build
 # Words that no run can have → what the one line names.
 WRONG = {
     "trian.lr=3": "trian",
+    "lr=1e-3": "optimizer.learning_rate",
+    "top_k=2": "model.config.num_experts_per_tok",
+    "experts=8": "model.config.num_experts=8",
+    "-cn mine": "STEADYMOE_PATH",
+    "--config-dir=mine": "STEADYMOE_PATH",
+    "hydra.run.dir=mine": "results_dir",
+    "hydra.sweep.dir=mine": "results_dir",
+    "--hydra-help": "--info",
+    "hydra/sweeper=optuna": "range(",
     "optimizer.lr=3": "optimizer.",
     "algorithm=mine": "mine",
     "algorithm=GRPO": "GRPO",

@@ -130,6 +130,13 @@ def test_values_are_hydras_and_keys_that_yamls_leave_out_need_no_plus() -> None:
     assert (choices["algorithm"], choices["engine"], ours["seed"]) == ("dapo", "fp8", 4)
 
 
+def test_dictionaries_of_one_group_are_merged_in_a_sweep_as_in_a_run() -> None:
+    words = ["model={config: {num_experts: 8}}", "model={config: {num_hidden_layers: 2}}"]
+    (single,), swept = compose.plan(words), compose.plan([*words, "seed=0,1"], multirun=True)
+    assert {run.config_hash for run in (single, swept[0])} == {single.config_hash}
+    assert {single.axes[f"model.config.{key}"] for key in ("num_experts", "num_hidden_layers")} == {8, 2}
+
+
 def test_hydra_section_matches_hydras_composition() -> None:
     words = [
         "experiment=tolerance_mismatch",

@@ -20,6 +20,7 @@ SPELLINGS = [
     ("task.nested.many=[{a: -0.0}]", "task.nested.many=[{a: 0.0}]", ()),
     ("task.whole=3.0", "task.whole=3", ()),
     ("task.share=-0.0", "task.share=0", ()),
+    ("algorithm.loss.dual_clip=null", "algorithm.loss.aggregation=seq-mean-token-mean", ()),  # as by default
 ]
 TASK = """
 _target_: my_spelled_tasks.Weighted
