@@ -105,7 +105,7 @@ def plan(args: Sequence[str], multirun: bool = False, left_out: list[str] | None
         for place in [place for place, error in refused.items() if isinstance(error, Dense) and runs]:
             run_of_dense = _without_routers(points[place])
             if run_of_dense is not None and run_of_dense.folder not in {each.folder for each in runs.values()}:
-                runs[place] = run_of_dense
+                runs[place] = arms[tuple(points[place])] = run_of_dense
                 del refused[place]
         possible = {arg for each in runs.values() for arg in each.args}
         for place, reason in refused.items():

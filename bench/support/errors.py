@@ -1,4 +1,4 @@
-"""The errors that a user can act on. The message is one line; the command line prints it and exits with code 2."""
+"""The errors that a user can act on, and the parser of every verb: one line, and exit code 2."""
 
 import argparse
 from collections.abc import Mapping, Set

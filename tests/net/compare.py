@@ -27,10 +27,8 @@ PACKAGES = ("algorithms", "bench", "conf", "integrations", "models")
 TIMING = ("_seconds", "_per_second")
 # Experiment → its name in this tree.
 EXPERIMENTS = json.loads((HERE / "experiments.json").read_text())
-# Config fields and tables that left.
-GONE = {"start_from", "weight_noise", "probe.largest", "checkpoint_keep", "audit.*", "tuning.*", "tails"}
-
-
+# Tables that left.
+GONE = {"tails"}
 # Their updates or evaluations were counted in rollouts of several lengths: they were recorded again.
 COUNTED_ANEW = ("drift", "staleness")
 
@@ -48,10 +46,6 @@ def in_tree(tree: Path, place: Path, *words: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def is_gone(name: str) -> bool:
-    return name in GONE or f"{name.partition('.')[0]}.*" in GONE
-
-
 def compare_runs(trees: dict[str, Path], place: Path) -> list[str]:
     """Compare final weights and every column that is no time."""
     made = {name: in_tree(tree, place / name, "runs", str(place / name)) for name, tree in trees.items()}
@@ -60,7 +54,7 @@ def compare_runs(trees: dict[str, Path], place: Path) -> list[str]:
         new = made["here"][run]
         if (old["status"], old["weights"]) != (new["status"], new["weights"]):
             apart.append(f"{run}: {old['status']}, {new['status']}; weights {old['weights']}, {new['weights']}")
-        for table in sorted(set(old["tables"]) - {name for name in old["tables"] if is_gone(name)}):
+        for table in sorted(set(old["tables"]) - GONE):
             before, after = (pd.read_parquet(each["tables"][table]) for each in (old, new))
             for column in (name for name in before if not name.endswith(TIMING)):
                 if column not in after:
