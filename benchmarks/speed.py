@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -105,6 +105,10 @@ def prepared(overrides: str) -> tuple[RunConfig, Any, PreTrainedModel]:
     return config, task, model
 
 
+# Of overrides: the config, the task and the model that a trainer begins with.
+Prepare = Callable[[str], tuple[RunConfig, Any, PreTrainedModel]]
+
+
 class Suite:
     """This suite's trainer; ``rows`` has a row of the table ``steps`` for each step."""
 
@@ -121,9 +125,10 @@ class Suite:
 class Plain:
     """A minimal trainer on transformers alone: ``generate``, a forward of the old policy, policy-gradient updates."""
 
-    def __init__(self, overrides: str) -> None:
-        self.config, self.task, self.model = prepared(overrides)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
+    def __init__(self, overrides: str, prepare: Prepare = prepared) -> None:
+        self.config, self.task, self.model = prepare(overrides)
+        rate = self.config.optimizer.learning_rate
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, fused=True)
         self._generation = GenerationConfig(
             do_sample=True,
             top_k=0,
@@ -189,15 +194,17 @@ class ByHand(Plain):
         tokens_BS, mask_BS = encoded["input_ids"], encoded["attention_mask"]
         width, generator = tokens_BS.shape[1], torch.Generator().manual_seed(self._steps)
         cache: list[Any] = [None] * len(self._layers)
+        alive_B1, end = torch.ones_like(mask_BS[:, :1]), self.task.tokenizer.eos_token_id
         with torch.no_grad():
             fed, position = tokens_BS, positions(mask_BS)
             while True:
                 logits_BV = self._logits(fed, position, mask_BS, cache)[:, -1]
                 drawn_B1 = torch.multinomial(logits_BV.softmax(-1), 1, generator=generator)
                 tokens_BS = torch.cat([tokens_BS, drawn_B1], 1)
-                mask_BS = torch.cat([mask_BS, torch.ones_like(drawn_B1)], 1)
-                if tokens_BS.shape[1] == width + self.task.max_new_tokens:
-                    return Sequences(tokens_BS, mask_BS, self.task.max_new_tokens)
+                mask_BS = torch.cat([mask_BS, alive_B1], 1)
+                alive_B1 = alive_B1 * (drawn_B1 != end)
+                if tokens_BS.shape[1] == width + self.task.max_new_tokens or not alive_B1.any():
+                    return Sequences(tokens_BS, mask_BS, tokens_BS.shape[1] - width)
                 fed, position = drawn_B1, position[:, -1:] + 1
 
     def _logprobs(self, sequences: Sequences) -> torch.Tensor:
@@ -266,12 +273,12 @@ class TRL:
     Raises ImportError without TRL (the extra ``oracles``).
     """
 
-    def __init__(self, overrides: str) -> None:
+    def __init__(self, overrides: str, prepare: Prepare = prepared) -> None:
         from datasets import Dataset
         from transformers import TrainerCallback
         from trl import GRPOConfig, GRPOTrainer
 
-        config, task, model = prepared(overrides)
+        config, task, model = prepare(overrides)
         rollout, updates = config.rollout, config.updates_per_rollout
         rows = config.prompts * rollout.responses
         go, done = self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
@@ -298,7 +305,7 @@ class TRL:
                 beta=0.0,
                 epsilon=3e-4,  # with epsilon_high as in GSPO's paper (2507.18071, section 5.1)
                 epsilon_high=4e-4,
-                learning_rate=3e-4,
+                learning_rate=config.optimizer.learning_rate,
                 max_steps=1_000_000,
                 use_cpu=config.device == "cpu",
                 bf16=False,

@@ -3,6 +3,7 @@
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from filelock import Timeout
 from hydra.utils import instantiate
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import compose, identity, loggers, progress, provenance, record, run_folder
+from steadymoe.bench.runs import compose, identity, loggers, progress, provenance, record, run_folder, start_evaluation
 from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.schema import RunConfig
@@ -72,7 +73,8 @@ def _train(run: compose.Run, recorded: Record) -> None:
     recorded.update(cold_start=recorded.run["cold_start"] | made, savings=savings, **build.size(model))
 
     if resume_from is None:
-        recorded.append({"evaluations": trainer.evaluate(0)})
+        start = start_evaluation.of_start(config, made, _starts(config), partial(trainer.evaluate, 0))
+        recorded.append({"evaluations": start})
     else:
         checkpoint.load(recorded.checkpoint, trainer.learner, trainer.sampler)
     diverged, first = None, (resume_from or 0) + 1
@@ -118,8 +120,12 @@ def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, Pre
         return task, model, {"checkpoint": config.model["path"]}
     seed = derive(config.seed, "model")
     model = build.build(config.model["config"], task.tokenizer, seed, config.device, config.experts)
-    cache = Path(config.results_dir) / "cold_starts"
-    return task, model, cold_start.load_or_make(model, task, config, cache, on_check)
+    return task, model, cold_start.load_or_make(model, task, config, _starts(config), on_check)
+
+
+def _starts(config: RunConfig) -> Path:
+    """Return the folder of the cached cold starts and of their evaluations."""
+    return Path(config.results_dir) / "cold_starts"
 
 
 def _resume_from(recorded: Record, keep: int | None) -> int | None:

@@ -6,6 +6,7 @@ once for each model, task and seed, and shared by all algorithms: their comparis
 
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms.ops import aggregate
-from steadymoe.bench.schema import RunConfig
+from steadymoe.bench.schema import ColdStartConfig, RunConfig
 from steadymoe.bench.support import files
 from steadymoe.bench.support.seeding import numpy_generator, seeded_globals, torch_generator
 from steadymoe.bench.support.text import visible
@@ -33,6 +34,11 @@ from steadymoe.bench.training.sampling import Decoding, roll_out
 
 # The time left is judged by the slope of the accuracy over the last half of the checks, so many at least.
 _SLOPE_CHECKS = 5
+# Far below the band, by so many standard deviations of its accuracy, this share of the prompts is enough.
+_FEW, _FAR = 0.25, 3.0
+# Accuracy is taken to rise by at most this much an update; in the shipped settings it rises by .014. Checks at which
+# it cannot be in the band are left out, but few in a row, so that a smaller ``check_every`` means something.
+_STEEPEST, _MOST_LEFT_OUT = 0.015, 3
 
 # Told of every check of the accuracy: updates so far, accuracy, seconds left by ``updates_left``.
 OnCheck = Callable[[int, float, float], None]
@@ -113,16 +119,16 @@ def train(
     What is needed to go on is kept in ``partial`` after every check, and taken from there. Raises ColdStartError when
     the accuracy jumps over the band or does not reach it in time.
     """
-    numbers, seed, precision = config.cold_start, config.seed, config.precision
+    numbers, seed = config.cold_start, config.seed
     optimizer = optimizers.adamw(model, numbers.learning_rate, numbers.router_factor, weight_decay=0.0)
     low, high, most = numbers.accuracy_low, numbers.accuracy_high, numbers.max_updates
     checks = [] if partial is None else _resume(partial, model, optimizer)
     first, begun = checks[-1][0] if checks else 0, time.monotonic()
     for update in range(first + 1, most + 1):
+        is_checked = update >= next_check(checks, numbers)
         with seeded_globals(seed, "cold_start", update):
             _update(model, optimizer, task, numpy_generator(seed, "cold_start", update), config)
-            is_checked = update % numbers.check_every == 0
-            accuracy = _accuracy(model, task, numbers.check_prompts, seed, update, precision) if is_checked else 0.0
+            accuracy = _checked(model, task, config, update) if is_checked else 0.0
         if is_checked:
             checks.append((update, accuracy))
             pace = (time.monotonic() - begun) / (update - first)
@@ -141,6 +147,17 @@ def train(
         f"the cold start reached only accuracy {accuracy:.2f} < {low} in {most} updates; "
         "lower cold_start.noise, or raise cold_start.max_updates or cold_start.learning_rate"
     )
+
+
+def next_check(checks: Sequence[tuple[int, float]], numbers: ColdStartConfig) -> int:
+    """Return the update of the next check: the first multiple of ``check_every`` at which the band may be reached.
+
+    ``checks`` are those so far. The last multiple up to ``max_updates`` is always checked.
+    """
+    (update, accuracy), every = checks[-1] if checks else (0, 0.0), numbers.check_every
+    left_out = math.ceil((numbers.accuracy_low - accuracy) / (_STEEPEST * every)) - 1
+    due, last = update + every * (1 + min(max(left_out, 0), _MOST_LEFT_OUT)), numbers.max_updates // every * every
+    return last if update < last < due else due
 
 
 def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) -> float:
@@ -207,7 +224,20 @@ def demonstrate(
     return Sequences(joined("input_ids"), joined("attention_mask"), right["input_ids"].shape[1])
 
 
-def _accuracy(model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str) -> float:
-    held_out = sample(task, prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
-    generator = torch_generator(seed, "cold_start_accuracy", update, model.device.type)
-    return roll_out(model, task, held_out, 1, generator, Decoding(precision=precision)).scores_B.mean().item()
+def _checked(model: PreTrainedModel, task: Task, config: RunConfig, update: int) -> float:
+    """Return the sampled accuracy on held-out prompts: all of them, unless few show that it is far below the band."""
+    numbers = config.cold_start
+    few, low = round(_FEW * numbers.check_prompts), numbers.accuracy_low
+    deviation = math.sqrt(low * (1 - low) / few) if few else math.inf
+    if low > _FAR * deviation:
+        accuracy = _accuracy(model, task, few, config, update)
+        if accuracy < low - _FAR * deviation:
+            return accuracy
+    return _accuracy(model, task, numbers.check_prompts, config, update)
+
+
+def _accuracy(model: PreTrainedModel, task: Task, prompts: int, config: RunConfig, update: int) -> float:
+    held_out = sample(task, prompts, numpy_generator(config.seed, "cold_start_accuracy", update), held_out=True)
+    generator = torch_generator(config.seed, "cold_start_accuracy", update, model.device.type)
+    decoding = Decoding(precision=config.precision, routes=False)
+    return roll_out(model, task, held_out, 1, generator, decoding).scores_B.mean().item()

@@ -61,19 +61,21 @@ class Measured:
 def rollout_columns(
     rollout: Rollout,
     old: OldPolicy,
-    recomputed: OldPolicy | None,
+    compared: tuple[Rollout, OldPolicy] | None,
     since_start: routing_drift.Change | None,
     experts: int,
 ) -> Measured:
     """Return the measurements of a rollout before training.
 
     They are: sampler against trainer, the experts' load, and drift since the cold start. Sampler and trainer are
-    compared if the trainer's own forward was computed (``recomputed``). ``experts`` is E, 0 for a dense model.
+    compared on the rows whose forward the trainer computed, ``compared``. ``experts`` is E, 0 for a dense model.
     """
     mask_BT = rollout.sequences.response_mask_BT
     overall: dict[str, Tensor] = {}
-    if recomputed is not None:
-        overall |= token_metrics.of_mismatch(rollout.logprobs_BT, recomputed.logprobs_BT, mask_BT)
+    if compared is not None:
+        sampled, recomputed = compared
+        compared_BT = sampled.sequences.response_mask_BT
+        overall |= token_metrics.of_mismatch(sampled.logprobs_BT, recomputed.logprobs_BT, compared_BT)
     if rollout.routes_LBFK is None:
         return Measured(overall, {}, {})
     load = routing_drift.load(rollout.routes_LBFK, mask_BT, experts)
@@ -85,15 +87,16 @@ def rollout_columns(
         margin_L = routing_drift.margin_over_spread(old.router_logprobs_LBTE, top_k, mask_BT)
         overall |= {EXPERT_CHANGE_SINCE_START: since_start.expert, ROUTER_MARGIN_OVER_SPREAD: margin_L.mean()}
         layers[EXPERT_CHANGE_SINCE_START] = since_start.expert_L
-    if recomputed is None:
+    if compared is None:
         return Measured(overall, layers, {})
-    assert rollout.router_logprobs_LBTE is not None  # recorded together with routes
+    assert sampled.routes_LBFK is not None
+    assert sampled.router_logprobs_LBTE is not None  # recorded together with routes
     assert recomputed.routes_LBFK is not None
     assert recomputed.router_logprobs_LBTE is not None
-    disagreement = routing_drift.change(rollout.routes_LBFK, recomputed.routes_LBFK, mask_BT)
-    logprobs = rollout.router_logprobs_LBTE, recomputed.router_logprobs_LBTE
-    top1_L = routing_drift.top1_change(rollout.routes_LBFK, recomputed.routes_LBFK, *logprobs, mask_BT)
-    shift = routing_drift.shift(*logprobs, rollout.routes_LBFK, mask_BT)
+    disagreement = routing_drift.change(sampled.routes_LBFK, recomputed.routes_LBFK, compared_BT)
+    logprobs = sampled.router_logprobs_LBTE, recomputed.router_logprobs_LBTE
+    top1_L = routing_drift.top1_change(sampled.routes_LBFK, recomputed.routes_LBFK, *logprobs, compared_BT)
+    shift = routing_drift.shift(*logprobs, sampled.routes_LBFK, compared_BT)
     overall |= dict(zip(ROLLOUT_SHIFT, shift.columns.values(), strict=True))
     overall[ROLLOUT_ANY_LAYER_DISAGREEMENT] = disagreement.any_layer
     moved = {

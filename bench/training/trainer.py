@@ -4,6 +4,7 @@ Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of th
 positions.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,9 @@ from steadymoe.models.engine import Sampler
 ROLLOUT_SECONDS, OLD_POLICY_SECONDS, PROBE_SECONDS = names("rollout_seconds", "old_policy_seconds", "probe_seconds")
 UPDATE_SECONDS, EVALUATION_SECONDS, SCORE = names("update_seconds", "evaluation_seconds", "score")
 SCORE_GREEDY, SCORE_PASS, SCORE_PERMUTED = names("score_greedy", "score_pass", "score_permuted")
+
+# A reused sampler is verified on one part in so many of the rollout, in whole mini-batches.
+_VERIFIED = 16
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,14 @@ class Trainer:
 
         minibatches = self.minibatches(step)
         with clock(OLD_POLICY_SECONDS):
-            old, recomputed = self.old_policy(rollout, minibatches, step)
+            old, compared = self.old_policy(rollout, minibatches, step)
         rewards_B = self.rewards(rollout, old)
         if self.config.rollout.shuffle_rewards:
             rewards_B = self._shuffled(rewards_B, step)
         advantages_BT = self.advantages(rewards_B, rollout.sequences.response_mask_BT)
 
         with clock(PROBE_SECONDS):
-            probe, measured_rollout = self.probe(step, rollout, old, recomputed)
+            probe, measured_rollout = self.probe(step, rollout, old, compared)
         mask_BT, rewards_KG = rollout.sequences.response_mask_BT, rewards_B.view(-1, scores_PG.shape[1])
         counts = int(mask_BT.any(-1).sum()), int(mask_BT.sum()), tokens_sampled
         rows.add_rollout(scores_PG, rewards_KG, *counts, measured_rollout)
@@ -228,17 +232,23 @@ class Trainer:
 
     def old_policy(
         self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
-    ) -> tuple[OldPolicy, OldPolicy | None]:
-        """Return the old policy to train against, and the trainer's own forward of it or None."""
+    ) -> tuple[OldPolicy, tuple[Rollout, OldPolicy] | None]:
+        """Return the old policy to train against; and rows of the rollout with the trainer's own forward, or None.
+
+        These are all rows, or those on which a reused sampler is verified.
+        """
         every = self.config.savings.reuse_sampler_logprobs
         if every is None:
             old = self.learner.old_policy(rollout, minibatches)
-            return old, old
+            return old, (rollout, old)
+        old = as_sampled(rollout, self.learner.reference_logprobs(rollout, minibatches))
         if step % every != 1 % every:
-            return as_sampled(rollout, self.learner.reference_logprobs(rollout, minibatches)), None
-        recomputed = self.learner.old_policy(rollout, minibatches)
-        check_sampler(rollout, recomputed, self.config.rollout.responses, self.config.rollout.temperature)
-        return as_sampled(rollout, recomputed.reference_logprobs_BT), recomputed
+            return old, None
+        verified = minibatches[: math.ceil(len(minibatches) / _VERIFIED)]
+        rows = torch.cat([part.rows_M for minibatch in verified for part in minibatch]).sort().values
+        compared = rollout.rows(rows), self.learner.old_policy(rollout, verified)
+        check_sampler(*compared, self.config.rollout.responses, self.config.rollout.temperature)
+        return old, compared
 
     def rewards(self, rollout: Rollout, old: OldPolicy) -> Tensor:
         """Return the task's scores less the penalty for length and, with the KL term in the reward, the KL, (B,)."""
@@ -259,7 +269,7 @@ class Trainer:
         return self.advantage(rewards_PG, mask_BT.sum(-1).view(rewards_PG.shape)).flatten()[:, None] * mask_BT
 
     def probe(
-        self, step: int, rollout: Rollout, old: OldPolicy, recomputed: OldPolicy | None
+        self, step: int, rollout: Rollout, old: OldPolicy, compared: tuple[Rollout, OldPolicy] | None
     ) -> tuple[UpdateProbe | None, Measured]:
         """Return the probe that measures after each update of this step, or None, and the rollout's measurements."""
         if not self._measures:
@@ -272,10 +282,10 @@ class Trainer:
             precision, temperature = self.config.precision, self.config.rollout.temperature
             extras = Extras(kept_BTV=watched.kept_BTV, temperature=temperature)
             probe = UpdateProbe(self.model, watched.sequences, precision, extras)
-            if self.config.routing.replay in RECALLS and recomputed is not None and probe.before_BT is not None:
-                replayed_BT = recomputed.logprobs_BT[self.sampled_rows(step)]
+            if self.config.routing.replay in RECALLS and compared is not None and probe.before_BT is not None:
+                replayed_BT = compared[1].logprobs_BT[self.sampled_rows(step)]
                 replay = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, extras)
-        measured = rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
+        measured = rollout_columns(rollout, old, compared, since_start, self.learner.experts)
         return probe, measured | Measured(replay, {}, {})
 
     def sampled_rows(self, step: int) -> Tensor:

@@ -202,7 +202,7 @@ def test_recalled_gates_match_the_samplers(tmp_path: Path, words: list[str]) -> 
     for routing in ("off", "r3", "r3_gates"):
         made = trainer(tmp_path, f"routing={routing}", *words)
         rollout, _, old = begun(made)
-        measured = rollout_columns(rollout, old, old, None, made.learner.experts).overall
+        measured = rollout_columns(rollout, old, (rollout, old), None, made.learner.experts).overall
         kl[routing] = float(measured["rollout_kl_k3"])
         assert (rollout.gates_LBFK is None) == (routing != "r3_gates")
         first[routing] = updated(made, 1)[0].overall
@@ -444,7 +444,7 @@ def test_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> None:
     made = trainer(tmp_path, "engine=router_noise", "engine.strength=2.0")
     rollout, _, old = begun(made)
     since = made._since_start.since_start(made.model)
-    columns = rollout_columns(rollout, old, old, since, made.learner.experts).overall
+    columns = rollout_columns(rollout, old, (rollout, old), since, made.learner.experts).overall
     mask_BT = rollout.sequences.response_mask_BT.bool()
     p, q = rollout.router_logprobs_LBTE[:, mask_BT], old.router_logprobs_LBTE[:, mask_BT]
     one, other = (p.exp() * (p - q)).sum(-1).mean(), (q.exp() * (q - p)).sum(-1).mean()

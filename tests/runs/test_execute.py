@@ -34,7 +34,7 @@ from small_runs import (
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
 from steadymoe.bench.runs import compose, execute, outcome, record, run_folder
-from steadymoe.bench.schema import ConfigError
+from steadymoe.bench.schema import ColdStartConfig, ConfigError
 from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.columns import TABLES
 from steadymoe.models import build
@@ -321,7 +321,10 @@ def test_cold_start_outside_its_band_says_what_to_change(tmp_path: Path, monkeyp
     assert "raise cold_start.max_updates" in run_folder.known(missed.folder)["error"]
 
 
-def test_interrupted_cold_start_resumes_to_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_cold_start_resumes_to_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_start, "_STEEPEST", 1.0)  # so that none of few checks is left out
     words = ["cold_start.check_every=4", "cold_start.accuracy_low=0.95", "cold_start.max_updates=16"]
     config = planned(tmp_path, *words, "cold_start.batch_size=4").config
     task = instantiate(config.task)
@@ -363,7 +366,8 @@ def test_rerun_finishes_a_killed_cold_start_and_cleans_up(tmp_path: Path, monkey
     kill = "cold_start._keep = lambda *a, keep=cold_start._keep: (keep(*a), os.kill(os.getpid(), 9))"
     begin = "import os, sys; from steadymoe.bench.runs import compose, execute; "
     begin += "from steadymoe.bench.training import cold_start"
-    code = f"{begin}; {rising}; {kill}; execute.execute(compose.plan(sys.argv[1:])[0])"
+    monkeypatch.setattr(cold_start, "_STEEPEST", 1.0)  # so that no check is left out
+    code = f"{begin}; cold_start._STEEPEST = 1.0; {rising}; {kill}; execute.execute(compose.plan(sys.argv[1:])[0])"
     words = [*SMALL, f"results_dir={tmp_path / 'killed'}", *words]
     done = subprocess.run([sys.executable, "-c", code, *words], check=False)
     cache, name = tmp_path / "killed" / "cold_starts", killed.config.cold_start_fingerprint
@@ -384,6 +388,32 @@ def test_cold_start_time_is_extrapolated_from_its_slope() -> None:
     assert cold_start.updates_left(checks, goal=0.4, most=200) == 75
     assert cold_start.updates_left([(25, 0.3)], goal=0.4, most=100) == 75
     assert cold_start.updates_left([(25, 0.3), (50, 0.2)], goal=0.4, most=100) == 50
+
+
+def test_checks_at_which_the_band_cannot_be_reached_are_left_out() -> None:
+    numbers = ColdStartConfig(accuracy_low=0.35, check_every=10, max_updates=95)
+    assert cold_start._STEEPEST == 0.015
+    assert cold_start.next_check([], numbers) == 30  # .35 at .015 an update: 23.3 updates
+    assert cold_start.next_check([(30, 0.18)], numbers) == 50  # 11.3
+    assert cold_start.next_check([(30, 0.21)], numbers) == 40
+    assert cold_start.next_check([(30, 0.5)], numbers) == 40
+    assert cold_start.next_check([(70, 0.0)], numbers) == 90  # the last that max_updates allows
+    assert cold_start.next_check([(90, 0.0)], numbers) > 95
+    assert cold_start.next_check([], replace(numbers, check_every=2)) == 8  # at most three in a row
+    assert cold_start.next_check([], replace(numbers, check_every=25)) == 25
+
+
+def test_check_far_below_the_band_takes_few_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = planned(tmp_path, "cold_start.accuracy_low=0.35", "cold_start.check_prompts=512").config
+    for accuracy, prompts in ((0.22, [128]), (0.23, [128, 512]), (0.6, [128, 512])):  # .35 − 3·√(.35·.65/128) = .224
+        asked = []
+        monkeypatch.setattr(cold_start, "_accuracy", lambda _, __, n, *___: asked.append(n) or accuracy)  # noqa: B023
+        assert (cold_start._checked(None, None, config, 1), asked) == (accuracy, prompts)
+    for few in (planned(tmp_path).config, replace(config, cold_start=replace(config.cold_start, check_prompts=8))):
+        asked = []
+        monkeypatch.setattr(cold_start, "_accuracy", lambda _, __, n, *___: asked.append(n) or 0.0)  # noqa: B023
+        cold_start._checked(None, None, few, 1)
+        assert asked == [few.cold_start.check_prompts]  # so few show nothing, or the band begins at 0
 
 
 def test_zero_learning_rate_changes_nothing(tmp_path: Path) -> None:

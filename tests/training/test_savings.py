@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from steadymoe.bench.runs import execute, record, run_folder
 from steadymoe.bench.training import decoding, forward, old_policy
+from steadymoe.bench.training import trainer as trainer_module
 from steadymoe.bench.training.learner import Measured
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
@@ -154,6 +155,21 @@ def test_sampler_replaces_the_old_policy_and_is_verified(tmp_path: Path) -> None
     theirs = record.read_table(plain.folder, "steps")
     assert_close(steps["reward"].iloc[0], theirs["reward"].iloc[0])
     assert abs(steps["grad_norm"].iloc[0] - theirs["grad_norm"].iloc[0]) < 1e-3 * theirs["grad_norm"].iloc[0]
+
+
+def test_reused_sampler_is_verified_on_a_sixteenth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path, "savings.reuse_sampler_logprobs=1", "updates_per_rollout=32", "minibatch_prompts=1")
+    rollout, minibatches, whole = begun(made)
+    seen = []
+    monkeypatch.setattr(trainer_module, "check_sampler", lambda *args: seen.append(args))
+    old, (rows, own) = made.old_policy(rollout, minibatches, 1)
+    ((watched, computed, *_),) = seen
+    assert (watched, computed) == (rows, own)
+    index = torch.cat([part.rows_M for minibatch in minibatches[:2] for part in minibatch]).sort().values
+    assert len(index) == 2 * made.config.rollout.responses
+    assert_close(own.logprobs_BT, whole.logprobs_BT[index])
+    assert torch.equal(rows.logprobs_BT, rollout.logprobs_BT[index])
+    assert old.logprobs_BT is rollout.logprobs_BT
 
 
 def test_near_tie_in_a_router_does_not_stop_a_run(tmp_path: Path) -> None:

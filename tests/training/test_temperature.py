@@ -160,7 +160,7 @@ def test_centred_score_has_mean_0_at_the_temperature(tmp_path: Path, engine: str
 def test_probes_and_replay_columns_use_the_temperature(tmp_path: Path) -> None:
     made = trainer(tmp_path, *at(0.5), "routing=r3", *PROPORTIONAL, "probe.fraction=1.0")
     rollout, minibatches, old = begun(made)
-    probe, measured = made.probe(1, rollout, old, old)
+    probe, measured = made.probe(1, rollout, old, (rollout, old))
     watched = rollout.rows(made.sampled_rows(1))
     _, mask_BT = responses(watched)
     before_BT = expected(made, watched, 0.5)[0]

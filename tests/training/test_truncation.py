@@ -88,7 +88,7 @@ def test_mask_replay_renormalises_every_forward(tmp_path: Path) -> None:
     assert_close(rollout.logprobs_BT, before_BT, atol=1e-4, rtol=0)
     assert torch.equal(old.reference_logprobs_BT, old.logprobs_BT)  # the cold start is the policy still
 
-    probe, _ = made.probe(1, rollout, old, old)
+    probe, _ = made.probe(1, rollout, old, (rollout, old))
     (part,) = minibatches[0]
     now = made.learner.forwards(made.model, rollout, part)
     rows = part.rows_M
