@@ -139,6 +139,7 @@ class OptimizerConfig(_Group):
     weight_decay: NotNegative = 0.0  # ours: only the algorithm should move the weights
     max_grad_norm: Positive = 1.0  # as in TRL and verl
     router_factor: Positive = 1.0  # the routers' learning rate is this × learning_rate
+    expert_factor: Positive = 1.0  # the experts' learning rate is this × learning_rate
     decay: Share = 0.0
     """The last share of the updates, over which the rates fall linearly to 0; 0 is constant."""
     autoclip: Share | None = None
@@ -273,7 +274,7 @@ class CollapseConfig(_Group):
 class RoutingConfig(_Group):
     """Whose experts run in the training forward, and what else is done to routers."""
 
-    replay: Literal["off", "r2", "r3", "r3_gates", "r3_filtered", "pr2", "lagged"] = "off"
+    replay: Literal["off", "r2", "r3", "r3_gates", "r3_filtered", "pr2", "lagged", "pinned"] = "off"
     freeze: StrictBool = False  # keep the routers' weights at the cold start
     aux_loss: NotNegative = 0.0  # coefficient of the load-balancing loss; off as in R3 (2510.11370)
     aux_loss_per_layer: StrictBool = False
@@ -391,7 +392,8 @@ class RunConfig(_Group):
 
 ADDED = {
     **{"algorithm.advantage": None, "rollout.shuffle_rewards": False, "rollout.temperature": 1.0},
-    **{"optimizer.decay": 0.0, "optimizer.autoclip": None, "evaluation.pass_k": 8, "evaluation.pass_prompts": 256},
+    **{"optimizer.decay": 0.0, "optimizer.autoclip": None, "optimizer.expert_factor": 1.0},
+    **{"evaluation.pass_k": 8, "evaluation.pass_prompts": 256},
     **{f"{group}.aux_loss_per_layer": False for group in ("cold_start", "routing")},
     **{f"routing.{key}": None for key in ("predictor_learning_rate", "score_share", "lag", "lag_trigger")},
 }

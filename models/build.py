@@ -190,10 +190,15 @@ def size(model: PreTrainedModel) -> dict[str, int]:
     layers = routers(model)
     experts, top_k = (experts_of(layers[0]), _top_k(model.config) or 0) if layers else (0, 0)
     parameters = model.num_parameters()
-    routed = sum(weight.numel() for name, weight in model.named_parameters() if ".experts." in name)
+    routed = sum(weight.numel() for name, weight in model.named_parameters() if is_expert(name))
     counts = {"moe_layers": len(layers), "experts": experts, "top_k": top_k}
     idle = routed * (experts - top_k) // max(experts, 1)
     return {"parameters": parameters, "active_parameters": parameters - idle, **counts}
+
+
+def is_expert(name: str) -> bool:
+    """Return whether the weight of this name belongs to routed experts."""
+    return ".experts." in name
 
 
 def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]:

@@ -22,7 +22,8 @@ from steadymoe.models.selection import with_logits
 from steadymoe.models.snapshots import Snapshots, weights_of
 
 # Parts of the names of weights that serving engines leave in the precision of training.
-_SPARED = ("embed_tokens", "lm_head", ".gate.weight", ".router.weight", "shared_expert_gate")
+_ROUTERS = (".gate.weight", ".router.weight")
+_SPARED = ("embed_tokens", "lm_head", *_ROUTERS, "shared_expert_gate")
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
@@ -180,6 +181,18 @@ class RouterBF16(Engine):
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
         """Round the logits of every router."""
         _change_logits(model, lambda logits_NE: _rounded(logits_NE, self.strength, "bf16"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSync(Engine):
+    """Routers' weights sent to the sampler in bf16, w + α (bf16(w) − w); everything is computed in the trainer's
+    precision (prime-rl #3524). α is the strength."""
+
+    most: ClassVar[float] = 1
+
+    def change_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the rounded weight of a router; all others are returned unchanged."""
+        return _rounded(weight, self.strength, "bf16") if name.endswith(_ROUTERS) else weight
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ _PROMPTS = 64
 ROUTER_SETTINGS = {
     "experts": EXPERTS[0],
     "optimizer.router_factor": 1.0,
+    "optimizer.expert_factor": 1.0,
     **{f"cold_start.{key}": off for key, off in (("router_factor", 1.0), ("aux_loss", 0.0), ("z_loss", 0.0))},
     **{f"routing.{key}": 0.0 for key in ("aux_loss", "z_loss", "bias_speed")},
     **{f"{group}.aux_loss_per_layer": False for group in ("cold_start", "routing")},
@@ -138,13 +139,14 @@ def _dense(config: RunConfig, traits: Traits) -> None:
         raise Dense("this model is dense and has no routers to replay, freeze or balance; use routing=off")
     dials = {
         "optimizer.router_factor": config.optimizer.router_factor != 1,
+        "optimizer.expert_factor": config.optimizer.expert_factor != 1,
         "cold_start.router_factor": cold_start.router_factor != 1,
         "cold_start.aux_loss": cold_start.aux_loss > 0,
         "cold_start.z_loss": cold_start.z_loss > 0,
     }
     for key, is_turned in dials.items():
         if is_turned:
-            raise Dense(f"this model is dense and has no routers: {key} would have no effect; leave it out")
+            raise Dense(f"this model is dense and has no routers or experts: {key} would have no effect; leave it out")
     if config.experts != usual:
         raise Dense(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
     if traits.routes:

@@ -60,6 +60,10 @@ def _relations(config: RunConfig) -> None:
             raise ConfigError(f"routing.{name} must be set with routing={replay} and left out otherwise")
     if routing.lag_trigger is not None and routing.replay != "lagged":
         raise ConfigError("routing.lag_trigger requires routing=lagged; leave it out otherwise")
+    if routing.replay == "pinned" and config.evaluation.permuted_routes:
+        raise ConfigError("routing=pinned fixes the experts of an evaluation; set evaluation.permuted_routes=false")
+    if routing.replay == "pinned" and routing.bias_speed > 0:
+        raise ConfigError("routing=pinned: routing.bias_speed would balance experts that never run; set it to 0")
     updates = config.rollouts * config.updates_per_rollout
     if routing.lag is not None and routing.lag >= updates:
         raise ConfigError(f"routing.lag={routing.lag}: in a run of {updates} updates no weights are that old; lower it")

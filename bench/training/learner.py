@@ -61,7 +61,11 @@ class Learner:
         self.norms: Tensor | None = None  # of all gradients so far, under optimizer.autoclip
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self.experts = next((experts_of(router) for router in routers(model)), 0)
-        self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
+        penalized = self.objective.kl.coefficient > 0
+        start = copy.deepcopy(model).requires_grad_(False) if penalized or self._replay == "pinned" else None
+        self._reference = start if penalized else None
+        self.pinned = start if self._replay == "pinned" else None
+        """The weights that choose experts under pinned routing, those of the start; else None."""
         self.forwards = Forwards(model, config, self.objective)
 
     @property
@@ -86,11 +90,13 @@ class Learner:
         """π_old of the whole rollout, computed in the micro-batches that will be trained on.
 
         The same split means the same arithmetic, so the ratio is exactly 1 before the first update. Under R3 the
-        sampler's experts run here as in the updates (with its gates, if recalled), under PR² the predicted experts, and
-        under lagged routing those of the first update, for all rows.
+        sampler's experts run here as in the updates (with its gates, if recalled), as under pinned routing; under PR²
+        the predicted experts, and under lagged routing those of the first update, for all rows.
         """
         parts = [part for minibatch in minibatches for part in minibatch]
-        forced_LBFK = rollout.routes_LBFK if self._replay in RECALLS else self.lagged_routes(rollout, parts)
+        forced_LBFK = self._sampled_routes(rollout)
+        if forced_LBFK is None:
+            forced_LBFK = self.lagged_routes(rollout, parts)
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         now = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
         old = OldPolicy(
@@ -224,11 +230,13 @@ class Learner:
 
         Rows outside the mini-batch count for nothing.
         """
-        if self._replay in RECALLS:
-            return rollout.routes_LBFK
         if self._replay == "lagged":
             return self.lagged_routes(rollout, minibatch)
-        return {"off": None, "r2": old.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
+        return {"r2": old.routes_LBFK, "pr2": old.executed_LBFK}.get(self._replay, self._sampled_routes(rollout))
+
+    def _sampled_routes(self, rollout: Rollout) -> Tensor | None:
+        """Return the experts that ran in sampling if they run in training, (L, B, F, K); else None."""
+        return rollout.routes_LBFK if self._replay in RECALLS else rollout.pinned_LBFK
 
     @torch.no_grad()
     def lagged_routes(self, rollout: Rollout, parts: Sequence[MicroBatch]) -> Tensor | None:

@@ -21,7 +21,7 @@ class OldPolicy:
     routes_LBFK: Tensor | None = field(metadata=dimensions("LBFK"))
     """The routers' own choice, whichever experts ran."""
     executed_LBFK: Tensor | None = field(metadata=dimensions("LBFK"))
-    """The experts that ran: the routers' own choice, except under R3, PR² and lagged routing."""
+    """The experts that ran: the routers' own choice, except under R3, PR², lagged and pinned routing."""
     router_logprobs_LBTE: Tensor | None = field(metadata=dimensions("LBTE"))
     router_inputs_LBTH: Tensor | None = field(metadata=dimensions("LBTH"))
     """The inputs of the routers, kept only for PR²."""
@@ -39,7 +39,7 @@ def as_sampled(rollout: Rollout, reference_logprobs_BT: Tensor | None) -> OldPol
     return OldPolicy(
         logprobs_BT=rollout.logprobs_BT,
         routes_LBFK=rollout.routes_LBFK,
-        executed_LBFK=rollout.routes_LBFK,
+        executed_LBFK=rollout.routes_LBFK if rollout.pinned_LBFK is None else rollout.pinned_LBFK,
         router_logprobs_LBTE=rollout.router_logprobs_LBTE,
         router_inputs_LBTH=None,
         top_logprobs_BTK=rollout.top_logprobs_BTK,

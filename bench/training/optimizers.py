@@ -1,7 +1,8 @@
 """Which optimizer steps which weight, from the section ``optimizer`` of a config.
 
 AdamW, SGD and sign descent step every weight. Muon steps matrices, and stacks of them, such as a layer's experts;
-AdamW steps the rest (``optimizer.adamw.weights``). The routers' rate is ``router_factor`` × that of other weights.
+AdamW steps the rest (``optimizer.adamw.weights``). The rate of routers is ``router_factor`` ×, that of experts
+``expert_factor`` × that of other weights.
 
 How Muon differs from other trainers':
 
@@ -22,6 +23,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 from transformers import PreTrainedModel
 
 from steadymoe.bench.schema import AdamWConfig, MomentumConfig, MuonConfig, OptimizerConfig
+from steadymoe.models.build import is_expert
 from steadymoe.models.routing import routers
 
 Named = Sequence[tuple[str, Tensor]]
@@ -32,13 +34,13 @@ def build(model: PreTrainedModel, config: OptimizerConfig) -> Optimizer:
     rate, decay = config.learning_rate, config.weight_decay
 
     def groups(named: Named) -> list[dict[str, Any]]:
-        return _groups(model, named, rate, config.router_factor)
+        return _groups(model, named, rate, config.router_factor, config.expert_factor)
 
     named = list(model.named_parameters())
     match config:
         case AdamWConfig():
             numbers: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.epsilon}
-            return adamw(model, rate, config.router_factor, weight_decay=decay, **numbers)
+            return adamw(model, rate, config.router_factor, config.expert_factor, weight_decay=decay, **numbers)
         case MomentumConfig(kind="sgd"):
             return SGD(groups(named), lr=rate, momentum=config.momentum, weight_decay=decay)
         case MomentumConfig():
@@ -48,20 +50,24 @@ def build(model: PreTrainedModel, config: OptimizerConfig) -> Optimizer:
     raise TypeError(f"no optimizer has a {type(config).__name__}")
 
 
-def adamw(model: PreTrainedModel, learning_rate: float, router_factor: float = 1.0, **numbers: Any) -> AdamW:
-    """AdamW whose routers learn at ``router_factor`` × ``learning_rate``; ``numbers`` are AdamW's own arguments."""
-    groups = _groups(model, list(model.named_parameters()), learning_rate, router_factor)
+def adamw(
+    model: PreTrainedModel, learning_rate: float, router_factor: float = 1.0, expert_factor: float = 1.0, **numbers: Any
+) -> AdamW:
+    """AdamW whose routers and experts learn at their factor × ``learning_rate``; ``numbers`` are AdamW's arguments."""
+    groups = _groups(model, list(model.named_parameters()), learning_rate, router_factor, expert_factor)
     return AdamW(groups, lr=learning_rate, fused=True, **numbers)
 
 
-def _groups(model: PreTrainedModel, named: Named, learning_rate: float, router_factor: float) -> list[dict[str, Any]]:
-    """Return ``named`` as parameter groups: one, or two if the routers among them have a rate of their own."""
-    of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
-    others = [each for each in named if id(each[1]) not in of_routers]
-    if router_factor == 1.0 or len(others) == len(named):
-        return [{"params": list(named)}]
-    own = [each for each in named if id(each[1]) in of_routers]
-    return [{"params": others}] * bool(others) + [{"params": own, "lr": router_factor * learning_rate}]
+def _groups(
+    model: PreTrainedModel, named: Named, learning_rate: float, router_factor: float, expert_factor: float
+) -> list[dict[str, Any]]:
+    """Return ``named`` as parameter groups, one for each learning rate; that of most weights comes first."""
+    factors = {id(weight): expert_factor for name, weight in named if is_expert(name)}
+    factors |= {id(weight): router_factor for router in routers(model) for weight in router.parameters()}
+    by_factor: dict[float, list[tuple[str, Tensor]]] = {1.0: []}
+    for each in named:
+        by_factor.setdefault(factors.get(id(each[1]), 1.0), []).append(each)
+    return [{"params": its, "lr": factor * learning_rate} for factor, its in by_factor.items() if its]
 
 
 def _muon(

@@ -31,9 +31,17 @@ _TOP = 0.001
 class Probe:
     """Fixed sequences under a model that changes. A dense model has nothing to measure."""
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = PLAIN) -> None:
-        """``extras``: mask replay and temperature, as the ratio of the updates has them."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sequences: Sequences,
+        precision: str,
+        extras: Extras = PLAIN,
+        pinned_LBFK: Tensor | None = None,
+    ) -> None:
+        """``extras``: mask replay and temperature, as the ratio of the updates has them. ``pinned_LBFK``: what runs."""
         self._sequences, self._precision, self._extras = sequences, precision, extras
+        self._pinned_LBFK = pinned_LBFK
         self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
@@ -47,7 +55,8 @@ class Probe:
     def _forward(self, model: PreTrainedModel, forced_LBFK: Tensor | None = None) -> Forward | None:
         if not routers(model):
             return None
-        now = forward(model, self._sequences, self._precision, self._extras, forced_LBFK)
+        runs_LBFK = forced_LBFK if self._pinned_LBFK is None else self._pinned_LBFK
+        now = forward(model, self._sequences, self._precision, self._extras, runs_LBFK)
         check_routes(now.routes_LBFK, self._sequences)
         return now
 
@@ -59,12 +68,20 @@ class UpdateProbe(Probe):
     forward of twice the rows costs less than two forwards.
     """
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str, extras: Extras = PLAIN) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sequences: Sequences,
+        precision: str,
+        extras: Extras = PLAIN,
+        pinned_LBFK: Tensor | None = None,
+    ) -> None:
         self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
         twice_B = torch.arange(self._rows, device=device).repeat(2)
         if extras.kept_BTV is not None:
             extras = replace(extras, kept_BTV=extras.kept_BTV[twice_B])
-        super().__init__(model, sequences.rows(twice_B), precision, extras)
+        pinned_LBFK = None if pinned_LBFK is None else pinned_LBFK[:, twice_B]
+        super().__init__(model, sequences.rows(twice_B), precision, extras, pinned_LBFK)
         self._last = self._first
         self._before = [weight.detach().clone() for weight in _whole_weights(model)]
 

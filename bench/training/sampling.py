@@ -5,6 +5,7 @@ F = S − 1 positions fed, V vocabulary, L MoE layers, E experts, K experts a to
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -41,6 +42,8 @@ class Decoding:
     """Whether the gate weights of these routes are kept, too."""
     greedy: bool = False
     """Whether the most likely token is taken in place of a draw."""
+    pinned: PreTrainedModel | None = None
+    """Every token runs the experts that this model chooses for it, not its own."""
     bank_LNK: Tensor | None = None
     """Every token runs the experts of a token drawn from these routes, by ``generator``, not its own."""
 
@@ -67,6 +70,8 @@ class Rollout:
     each token of the vocabulary is little at the tens of tokens of the tasks here; 100,000 would call for lists."""
     gates_LBFK: Tensor | None = field(default=None, metadata=dimensions("LBFK"))
     """The gate weights of ``routes_LBFK`` that the sampler used, 0 where there is no route; None unless kept."""
+    pinned_LBFK: Tensor | None = field(default=None, metadata=dimensions("LBFK"))
+    """Experts that ran in place of ``routes_LBFK``; None unless routes are pinned."""
 
     def rows(self, index_B: Tensor) -> "Rollout":
         """Return a part of the rollout, with the same padding."""
@@ -74,7 +79,11 @@ class Rollout:
 
     def padded(self, left: int, right: int) -> "Rollout":
         """Return the same with more padding: ``left`` positions before the prompts, ``right`` after the responses."""
-        both, after, fills = (left, right), (0, right), {"routes_LBFK": NO_ROUTE, "kept_BTV": True}
+        both, after, fills = (
+            (left, right),
+            (0, right),
+            {"routes_LBFK": NO_ROUTE, "pinned_LBFK": NO_ROUTE, "kept_BTV": True},
+        )
         tokens_BS, mask_BS = (pad(each, both) for each in (self.sequences.tokens_BS, self.sequences.mask_BS))
         made: dict[str, Any] = {"sequences": Sequences(tokens_BS, mask_BS, self.sequences.response_width + right)}
         for each in fields(self):
@@ -144,9 +153,13 @@ def sample(
     """
     logprobs, top, kept, engine = [], [], [], decoding.engine
     ends_E = torch.tensor(ends, device=model.device)
-    recorder, shares = RouteRecorder(model, decoding.routes, decoding.gates), sharing_refusal(model) is None
-    with recorder, autocast(model.device.type, decoding.precision):
+    pinned, shares = decoding.pinned, sharing_refusal(model) is None
+    recorder = RouteRecorder(model, decoding.routes or pinned is not None, decoding.gates)
+    pins = None if pinned is None else RouteRecorder(pinned)
+    with recorder, pins or nullcontext(), autocast(model.device.type, decoding.precision):
         decoder = Decoder(model, recorder, decoding.temperature * engine.temperature, shares)
+        if pinned is not None and pins is not None:
+            decoder.pin(pinned, pins)
         if decoding.bank_LNK is not None:
             decoder.draw_routes(decoding.bank_LNK, generator)
         all_logprobs_BV = decoder.feed_prompts(encoded["input_ids"], encoded["attention_mask"], responses)
@@ -182,6 +195,7 @@ def sample(
         decoder.router_logprobs_LBTE,
         torch.stack(kept, 1) if kept else None,
         decoder.gates_LBFK,
+        decoder.executed_LBFK,
     )
 
 

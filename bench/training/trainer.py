@@ -64,7 +64,7 @@ class Trainer:
             drawn = numpy_generator(config.seed, "evaluation")
             self._held_out = sample(task, config.evaluation.prompts, drawn, held_out=True)
             fixed = self._rollout("probe", 0, config.probe.responses, 1)
-        self._since_start = Probe(model, fixed.sequences, config.precision)
+        self._since_start = Probe(model, fixed.sequences, config.precision, pinned_LBFK=fixed.pinned_LBFK)
         self.learner.forwards.check_routers(fixed.sequences)
 
     def step(self, step: int) -> StepResult:
@@ -133,7 +133,7 @@ class Trainer:
     def _evaluate(self, step: int) -> list[Row]:
         numbers, ends = self.config.evaluation, step in (0, self.config.rollouts)
         permutes = numbers.permuted_routes and self.learner.experts > 0
-        decoding = Decoding(precision=self.config.precision, routes=permutes)
+        decoding = Decoding(precision=self.config.precision, routes=permutes, pinned=self.learner.pinned)
         made = self._respond("evaluation", self._held_out, 1, decoding)
         rows: list[Row] = [
             {"step": step, "prompt": prompt, SCORE: score}
@@ -181,7 +181,8 @@ class Trainer:
         texts = sample(self.task, prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
         if sampler is None:
-            decoding = Decoding(precision=self.config.precision, temperature=temperature)
+            pinned = self.learner.pinned
+            decoding = Decoding(precision=self.config.precision, temperature=temperature, pinned=pinned)
             return roll_out(self.model, self.task, texts, responses, generator, decoding)
         decoding = Decoding(
             precision=self.config.precision,
@@ -190,6 +191,7 @@ class Trainer:
             top_k=self.learner.objective.traits.top_k,
             routes=self.learner.forwards.records_routes,
             gates=self.config.routing.replay == "r3_gates",
+            pinned=self.learner.pinned,
         )
         return roll_out(sampler, self.task, texts, responses, generator, decoding)
 
@@ -281,7 +283,7 @@ class Trainer:
             watched = rollout.rows(self.sampled_rows(step))
             precision, temperature = self.config.precision, self.config.rollout.temperature
             extras = Extras(kept_BTV=watched.kept_BTV, temperature=temperature)
-            probe = UpdateProbe(self.model, watched.sequences, precision, extras)
+            probe = UpdateProbe(self.model, watched.sequences, precision, extras, watched.pinned_LBFK)
             if self.config.routing.replay in RECALLS and compared is not None and probe.before_BT is not None:
                 replayed_BT = compared[1].logprobs_BT[self.sampled_rows(step)]
                 replay = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, extras)

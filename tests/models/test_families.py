@@ -100,7 +100,7 @@ def test_recorded_size_counts_weights_layers_and_experts(name: str) -> None:
 
 # Model → its dense twin, a model of its own or the same with overrides.
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name.removeprefix("dense_"): (name, {}) for name in BUILT if name.startswith("dense_")},
+    **{name.removeprefix("dense_"): (name, {}) for name in BUILT if name.startswith("dense_") and "total" not in name},
     "deepseek_v3_micro": ("deepseek_v3_micro", {"first_k_dense_replace": 4}),
     "glm4_moe_micro": ("glm4_moe_micro", {"first_k_dense_replace": 4}),
     "qwen3_next_micro": ("qwen3_next_micro", {"mlp_only_layers": [0, 1, 2, 3]}),
@@ -115,6 +115,40 @@ def test_dense_twin_has_the_active_weights_without_routers(name: str) -> None:
     assert routers(dense) == []
     assert count(moe, "_attn") == count(dense, "_attn")
     assert active(moe) - of_routing(moe) == count(dense)
+
+
+@pytest.mark.parametrize("name", ["flat", "micro"])
+def test_total_twin_has_all_weights_but_those_of_routing(name: str) -> None:
+    moe, dense = make(shipped(name)), make(shipped(f"dense_total_{name}"))
+    assert routers(dense) == []
+    assert count(moe, "_attn") == count(dense, "_attn")
+    assert count(moe) - of_routing(moe) == count(dense)
+
+
+ONE_EXPERT = {
+    "flat": {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 64},
+    "micro": {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 128},
+    "mixtral_micro": {"num_local_experts": 1, "num_experts_per_tok": 1, "intermediate_size": 128},
+}
+
+
+@pytest.mark.parametrize("name", ONE_EXPERT)
+def test_model_with_one_expert_is_its_dense_twin(name: str) -> None:
+    moe, dense = make(shipped(name) | ONE_EXPERT[name]), make(shipped(f"dense_{name}"))
+    weights = dict(moe.named_parameters())
+    with torch.no_grad():
+        for of, weight in dense.named_parameters():
+            block, _, part = of.rpartition(".mlp.")
+            if not block:
+                weight.copy_(weights[of])
+            elif part == "down_proj.weight":
+                weight.copy_(weights[f"{block}.mlp.experts.down_proj"][0])
+            else:  # the gate is the first half, the values are the second
+                halves = weights[f"{block}.mlp.experts.gate_up_proj"][0].chunk(2)
+                weight.copy_(halves[part == "up_proj.weight"])
+    tokens_BS = TOKENS_BS.clamp(max=len(dense.get_input_embeddings().weight) - 1)
+    with torch.no_grad():
+        assert_close(moe(tokens_BS).logits, dense(tokens_BS).logits, atol=2e-5, rtol=1e-4)
 
 
 # --- routers -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import TOKENS_BS, K, L, N, other_routes, own_routes, routed
+from small_models import TOKENS_BS, K, L, N, make, other_routes, own_routes, routed, shipped
 from small_runs import FOUR_UPDATES, advantages, begun, trainer, updated
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -22,7 +22,7 @@ from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
 from steadymoe.bench.training.step_rows import rollout_columns
 from steadymoe.models import build, engine
-from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, WeightNoise
+from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, RouterSync, Sampler, Stale, WeightNoise
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
 from steadymoe.models.selection import NO_ROUTE, filtered
 
@@ -256,6 +256,7 @@ ENGINES = [
     ("int8", 1.0),
     ("router_noise", 0.5),
     ("router_bf16", 1.0),
+    ("router_sync", 1.0),
     ("stale", 1.0),
     ("temperature", 0.2),
     ("truncated", 1.0),
@@ -315,6 +316,18 @@ def test_router_noise_changes_routes_but_router_bf16_only_gates(model: PreTraine
     _, found = routed(Sampler(RouterBF16(), model).model(torch.Generator()))
     logits_NE = found.logits_LNE[0]
     assert torch.equal(logits_NE, logits_NE.to(torch.bfloat16).float())
+
+
+@pytest.mark.parametrize("name", ["micro", "mixtral_micro", "gpt_oss_micro", "granitemoe_micro", "deepseek_v3_micro"])
+def test_router_sync_rounds_every_router_and_nothing_else(name: str) -> None:
+    made = make(shipped(name))
+    of_routers = {id(weight) for router in routers(made) for weight in [router.get_parameter("weight")]}
+    names = {name for name, weight in made.named_parameters() if id(weight) in of_routers}
+    copied = dict(Sampler(RouterSync(), made).model(torch.Generator()).named_parameters())
+    for each, weight in made.named_parameters():
+        sent = weight.to(torch.bfloat16).float() if each in names else weight
+        assert torch.equal(copied[each], sent), each
+    assert names
 
 
 def test_weight_noise_is_relative_to_each_matrix_and_new_for_each_rollout(model: PreTrainedModel) -> None:

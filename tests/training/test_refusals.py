@@ -34,7 +34,8 @@ REFUSED = {
     "routing=lagged routing.lag=null": "routing.lag must be set with routing=lagged",
     "routing=lagged updates=16 routing.lag=16": "routing.lag=16: in a run of 16 updates no weights are that old",
     "routing=off +routing.lag_trigger=3.0": "routing.lag_trigger requires routing=lagged",
-    "model=dense_micro optimizer.router_factor=5": "dense and has no routers: optimizer.router_factor",
+    "model=dense_micro optimizer.router_factor=5": "dense and has no routers or experts: optimizer.router_factor",
+    "model=dense_micro optimizer.expert_factor=2": "dense and has no routers or experts: optimizer.expert_factor",
     "model=micro +model.config.router_scale=0": "router_scale must be a number above 0; got 0",
     "routing=freeze optimizer.router_factor=5": "routing=freeze keeps routers",
     # Numbers of a family.
