@@ -127,8 +127,8 @@ class SavingsConfig(_Group):
 
     share_prompts: StrictBool = True  # compute each group's prompt once, if every layer attends to all positions before
     reuse_sampler_logprobs: Count | None = None
-    """Take the exact sampler's log-probabilities and routes for the old policy's, and verify them every so many
-    rollouts."""
+    """Take the exact sampler's log-probabilities and routes for the old policy's, and verify a sixteenth of them every
+    so many rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +219,9 @@ class ColdStartConfig(_Group):
     accuracy_high: Share = 0.7
     learning_rate: Positive = 3e-3
     batch_size: Count = 64
-    check_every: Count = 25  # updates between checks
-    check_prompts: Count = 512  # held-out prompts, one response each
+    check_every: Count = 25
+    """Updates between checks. Up to three in a row are left out where the accuracy cannot have reached the band."""
+    check_prompts: Count = 512  # held-out prompts, one response each; a quarter of them far below the band
     max_updates: Count = 5000
     router_factor: Positive = 1.0  # the routers' learning rate is this × learning_rate; a small factor keeps them flat
     aux_loss: NotNegative = 0.0  # coefficient of the load-balancing loss: spreads tokens over experts

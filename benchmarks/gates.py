@@ -1,4 +1,9 @@
-"""Gate V8: does a setting measure learning, or only sharpening?
+"""Gates of a setting. V8: does it measure learning, or only sharpening? V9: do experts matter there?
+
+V9 reads GRPO with free and with pinned routes at several rates, and on the dense twin (``experiment=cell_search``):
+
+    >>> from steadymoe import bench
+    >>> gates.experts_matter(tolerances.levels(bench.results("cell_search").joined["steps"]))
 
 Controls that learn nothing about the task show how much of a gain in sampled accuracy is mere sharpening: GRPO on
 shuffled rewards (``rollout.shuffle_rewards=true``), and the loss of ``results/ruler/controls``, which lowers entropy
@@ -14,14 +19,22 @@ without reading a reward. For a new setting:
     >>> gates.learns(*map(gates.ends, wide))
 """
 
+from math import isinf, nan
 from typing import NamedTuple
 
 import pandas as pd
+
+from steadymoe.bench.statistics.tolerance import of_arm
 
 LEAST_GAIN = 0.15
 """What GRPO gains in greedy accuracy at its best rate."""
 MOST_SHARE = 0.25
 """What a control gains in sampled accuracy, as a share of what GRPO gains."""
+# Gate V9, on each seed: with pinned routes GRPO tolerates at least so many times the rate; or from starts that match
+# the dense twin gains at least so much more, sampled, each at its own best rate.
+LEAST_COST, LEAST_GAP = 1.3, 0.1
+# The most by which matched starts may be apart.
+MATCHED, MATCHED_GREEDY = 0.03, 0.05
 
 
 class Learning(NamedTuple):
@@ -55,3 +68,34 @@ def learns(grpo: pd.DataFrame, controls: pd.DataFrame) -> Learning:
 def _gains(table: pd.DataFrame) -> pd.DataFrame:
     gains = table.assign(gain=table["sampled"] - table["start"], greedy_gain=table["greedy"] - table["start_greedy"])
     return gains.groupby("arm")[["gain", "greedy_gain"]].mean()
+
+
+def experts_matter(levels: pd.DataFrame, twins: pd.DataFrame) -> pd.DataFrame:
+    """Measure gate V9: a row for each seed that the MoE has.
+
+    ``levels`` are GRPO's on the MoE, ``twins`` on the dense twin (``report.tolerances.levels``). Columns: the starts,
+    the best accuracies, routing_cost (the rate tolerated with pinned routes over that with free ones, each on the
+    threshold of the free; a lower bound where ``beyond`` is true), gap (how much more the twin gains), matched, and
+    whether the gate ``passes`` on this seed.
+    """
+    rows = []
+    for seed, ours in levels.groupby("seed"):
+        free = ours[ours["arm"] == "grpo"]
+        (pinned,) = (arm for arm in set(ours["arm"]) if "pinned" in arm)
+        tolerance, _ = of_arm(ours, pinned)
+        moe, its = (_at_best(each) for each in (free, ours[ours["arm"] == pinned]))
+        twin = _at_best(twins[twins["seed"] == seed])
+        apart = abs(twin["start"] - moe["start"]), abs(twin["start_greedy"] - moe["start_greedy"])
+        row = {"seed": seed, "start": moe["start"], "start_greedy": moe["start_greedy"]}
+        row |= {"twin_start": twin["start"], "twin_start_greedy": twin["start_greedy"]}
+        row |= {"free": moe["sampled"], "pinned": its["sampled"], "twin": twin["sampled"], "greedy": moe["greedy"]}
+        row |= {"routing_cost": nan if tolerance is None else tolerance.ratio}
+        row |= {"beyond": tolerance is not None and isinf(tolerance.crossing)}
+        row |= {"gap": (twin["sampled"] - twin["start"]) - (moe["sampled"] - moe["start"])}
+        row |= {"matched": apart[0] <= MATCHED and apart[1] <= MATCHED_GREEDY}
+        rows.append(row | {"passes": row["routing_cost"] >= LEAST_COST or (row["matched"] and row["gap"] >= LEAST_GAP)})
+    return pd.DataFrame(rows)
+
+
+def _at_best(runs: pd.DataFrame) -> pd.Series:
+    return runs.sort_values("sampled").iloc[-1]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import gates
+import pandas as pd
 import pytest
 from committed import assert_same
 
@@ -37,6 +38,32 @@ def test_gate_v8_fails_where_sharpening_alone_gains_too_much(name: str, passes: 
     measured = gates.learns(gates.ends(at_1e_4), gates.ends(wide["controls"]))
     assert measured.share == pytest.approx(gains["controls"].max() / gains["tolerance"]["grpo", 1e-4])
     assert measured.passes == passes
+
+
+def one_seed(free: list[float], pinned: list[float], seed: int = 0) -> pd.DataFrame:
+    """GRPO's levels at three rates, from a start of .4."""
+    rates = [1e-4, 2e-4, 4e-4]
+    runs = [("grpo", rate, level) for rate, level in zip(rates, free, strict=True)]
+    runs += [("grpo pinned", rate, level) for rate, level in zip(rates, pinned, strict=True)]
+    table = pd.DataFrame(runs, columns=["arm", "value", "sampled"]).assign(algorithm="grpo", seed=seed, start=0.4)
+    return table.assign(start_greedy=0.6, greedy=0.8)
+
+
+def test_gate_v9_asks_for_a_routing_cost_or_a_gap_to_a_matched_twin() -> None:
+    # The threshold is .5: free crosses it half way between 1e-4 and 2e-4, pinned between 2e-4 and 4e-4.
+    moe = one_seed([0.6, 0.4, 0.3], [0.5, 0.6, 0.4])
+    twin = one_seed([0.5, 0.5, 0.5], [0.0, 0.0, 0.0])
+    twin = twin[twin["arm"] == "grpo"]
+    (row,) = gates.experts_matter(moe, twin).to_dict("records")
+    assert row["routing_cost"] == pytest.approx(2.0)
+    assert (row["beyond"], row["matched"], row["passes"]) == (False, True, True)
+    assert row["gap"] == pytest.approx(-0.1)
+    alike = one_seed([0.6, 0.4, 0.3], [0.6, 0.4, 0.3])
+    for level, greedy, passes in ((0.71, 0.6, True), (0.69, 0.6, False), (0.71, 0.7, False)):
+        (row,) = gates.experts_matter(alike, twin.assign(sampled=level, start_greedy=greedy)).to_dict("records")
+        assert (row["routing_cost"], row["passes"]) == (pytest.approx(1.0), passes)
+    (row,) = gates.experts_matter(one_seed([0.6, 0.4, 0.3], [0.6, 0.6, 0.6]), twin).to_dict("records")
+    assert row["beyond"]
 
 
 def test_gate_v3_stale_data_harm_the_control_without_a_clip_at_four_times_the_best_rate() -> None:
