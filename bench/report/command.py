@@ -17,11 +17,13 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
   steadymoe report --figure fig05 --format pdf      # one figure, from its own experiment
   steadymoe report --figure overview --experiment first --arms grpo,gspo
   steadymoe report --experiment first --export csv  # every number of every step as one table
+  steadymoe report --claims results/claims.yaml     # verdicts on claims that were fixed before their runs
   steadymoe report --experiment first --keep kept   # archive in kept/data what a report needs, without the runs
 """
 _EVERYWHERE = {"results", "experiment"}
 _MODES = {
     "report": {*_EVERYWHERE, "figure", "arms", "format", *paper.OPTIONS},
+    "claims": {"results", "claims", "format", *paper.OPTIONS},
     **{instead: {*_EVERYWHERE, instead} for instead in ("list", "keep", "export")},
 }
 
@@ -46,7 +48,7 @@ def main(args: list[str]) -> int:
 
 def _report(given: argparse.Namespace, formats: list[str]) -> int:
     """Write what is asked for, print it, and return the exit code, 0."""
-    from steadymoe.bench.report import figures, joined, report_page
+    from steadymoe.bench.report import claims, figures, joined, report_page
 
     results, experiment = given.results, given.experiment
     lines: list[str] = []
@@ -55,6 +57,8 @@ def _report(given: argparse.Namespace, formats: list[str]) -> int:
         paths = [report_page.export(results, experiment, given.export)]
     elif given.keep is not None:
         paths = report_page.keep(results, experiment, given.keep)
+    elif given.claims is not None:
+        paths = claims.write(given.claims, results, formats)
     elif given.figure:
         specs = figures.find(given.figure)
         if report_page.is_joined(experiment):
@@ -83,6 +87,7 @@ def _parser() -> Parser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--figure", nargs="+", metavar="NAME", help="draw only these figures, by id or name")
     instead.add_argument("--list", action="store_true", help="list the figures, and whether their data are on disk")
+    instead.add_argument("--claims", type=Path, metavar="FILE", help="judge the claims of this file instead")
     instead.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data of the report instead")
     instead.add_argument("--export", choices=("parquet", "csv"), help="write every number as one tidy table instead")
     return parser

@@ -1,0 +1,222 @@
+"""Claims that were fixed before their runs: an estimate, an interval and a verdict of each, as a table and a figure.
+
+A claim (a row of ``results/claims.yaml``) is about a sum of *sides*: weight × a number of the runs that a side names by
+columns of ``Results.runs`` (``experiment`` apart). The number is
+
+- ``tolerance``: the logarithm of the learning rate, or of the strength of a mismatch, that its runs tolerate, on the
+  threshold of GRPO's free runs of the same experiment and model (``statistics.tolerance``), shown as a ratio;
+- ``accuracy``: sampled, at the last evaluation;
+- a column of ``steps``: its mean over the run; ``growth of`` a column: the mean of the last third of the run less that
+  of the first.
+
+The interval is Student's, with the standard error of a bootstrap over seeds; sides of one model share cold starts and
+are resampled together, other models by themselves. Holm's correction is over all rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import yaml
+from pydantic import TypeAdapter
+from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
+
+from steadymoe.bench.report import report_page
+from steadymoe.bench.report import write as writer
+from steadymoe.bench.report.figures import colours, style
+from steadymoe.bench.report.results import Results
+from steadymoe.bench.statistics import tolerance
+from steadymoe.bench.statistics.comparisons import holm, is_decided
+from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, half_of_draws, t_quantile
+from steadymoe.bench.support import files
+from steadymoe.bench.support.errors import UserError
+
+# Of draws without a number, a claim with more is open.
+_MOST_UNKNOWN = (1 - LEVEL) / 2
+_CAPTION = (
+    "Estimates over seeds with a nominal 95 % interval (Student's, by a bootstrap over seeds); grey: the threshold. A "
+    "claim is right if the estimate lies beyond the threshold on the claimed side (below it, for equal), wrong if on "
+    "the other, both decided after Holm's correction over all claims; else it is open."
+)
+_PLACES = {"right": 2, "wrong": 1, "open": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One row: what is claimed, and what would decide it."""
+
+    claim: str
+    source: str
+    metric: str
+    sides: list[dict[str, str | float]]
+    direction: Literal["above", "below", "equal"]
+    threshold: float
+    """A ratio for tolerances; with ``equal``, the most by which the sum may differ from 0."""
+    smallest: float
+    """The smallest effect beyond the threshold that the planned seeds decide, in the units of the threshold."""
+    practice: str
+    """One sentence for a practitioner."""
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the sides are logarithms."""
+        return self.metric == "tolerance"
+
+
+def read(path: Path) -> list[Claim]:
+    """Return the claims of a YAML file. Raises UserError, in one line, for a file that holds none."""
+    try:
+        return TypeAdapter(list[Claim]).validate_python(yaml.safe_load(files.read_bytes(path)))
+    except (OSError, ValueError, yaml.YAMLError) as error:  # pydantic's is a ValueError
+        raise UserError(f"{path} holds no claims: {' '.join(str(error).split())[:200]}") from error
+
+
+def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
+    """Return a row for each claim: estimate, low, high, n, p (Holm's), verdict. Raises UserError for a missing side."""
+    known: dict[str, Results] = {}
+    rows = [_measured(claim, results, known) for claim in claims]
+    table = pd.DataFrame(rows)
+    table["p"] = holm(table["p"].tolist())
+    decided = [is_decided(*each) for each in table[["p", "n"]].itertuples(index=False)]
+    table["verdict"] = np.where(decided, np.where(table["holds"], "right", "wrong"), "open")
+    return table.drop(columns="holds")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The runs of a side: by value of the dial (rows) and seed; for a tolerance also those of GRPO, and the starts."""
+
+    model: str
+    own: pd.DataFrame
+    reference: pd.DataFrame | None = None
+    starts: pd.Series | None = None
+
+    @property
+    def seeds(self) -> pd.Index:
+        """The seeds that all its runs have."""
+        return self.own.columns if self.reference is None else self.own.columns.intersection(self.reference.columns)
+
+    def numbers(self, seeds: pd.Index, draws_NS: np.ndarray) -> np.ndarray:
+        """Return its number in each draw of ``seeds``, (N,); nan where there is none."""
+        own_ND = self.own[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
+        if self.reference is None or self.starts is None:
+            return own_ND[:, 0]
+        theirs_ND = self.reference[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
+        start_N = self.starts[seeds].to_numpy(float)[draws_NS].mean(-1)
+        values_D = self.own.index.to_numpy(float)
+        threshold_N = start_N + tolerance.SHARE * (theirs_ND.max(1) - start_N)
+        return np.log(np.minimum(tolerance.crossings(own_ND, values_D, threshold_N), values_D[-1]))
+
+
+def _measured(claim: Claim, results: Path, known: dict[str, Results]) -> dict[str, Any]:
+    """Return estimate, interval, n, p against the threshold, and whether the estimate is on the claimed side."""
+    sides = [_side(claim, side, results, known) for side in claim.sides]
+    seeds: dict[str, pd.Index] = {}
+    for side in sides:
+        seeds[side.model] = side.seeds.intersection(seeds.get(side.model, side.seeds))
+    if (n := min(map(len, seeds.values()))) == 0:
+        raise UserError(f"claim {claim.claim!r}: its sides share no seed")
+    rng, draws = np.random.default_rng(0), {}
+    for model, its in seeds.items():
+        draws[model] = np.vstack([np.arange(len(its)), rng.integers(len(its), size=(RESAMPLES, len(its)))])
+    weights = np.array([float(side["weight"]) for side in claim.sides])
+    sums_N = weights @ np.stack([side.numbers(seeds[side.model], draws[side.model]) for side in sides])
+    estimate, known_N = sums_N[0], sums_N[1:][np.isfinite(sums_N[1:])]
+    is_null = claim.direction == "equal"
+    threshold = np.log(claim.threshold) if claim.is_ratio and not is_null else claim.threshold
+    away = abs(estimate) - threshold if is_null else estimate - threshold
+    half = p = np.nan
+    if n > 1 and np.isfinite(estimate) and len(known_N) >= (1 - _MOST_UNKNOWN) * RESAMPLES and np.ptp(known_N) > 0:
+        half = half_of_draws(known_N, n)
+        p = 2 * float(student.sf(abs(away) * t_quantile(LEVEL, n - 1) / half, n - 1))
+    shown = np.exp if claim.is_ratio else np.asarray
+    row = {"claim": claim.claim, "estimate": estimate, "low": estimate - half, "high": estimate + half}
+    holds = away > 0 if claim.direction == "above" else away < 0
+    return (
+        row | {name: float(shown(row[name])) for name in ("estimate", "low", "high")} | {"n": n, "p": p, "holds": holds}
+    )
+
+
+def _side(claim: Claim, side: Mapping[str, Any], results: Path, known: dict[str, Results]) -> _Side:
+    """Return the runs of a side. Raises UserError if there are none, or several values but no tolerance."""
+    where = {key: value for key, value in side.items() if key not in ("weight", "experiment")}
+    name = str(side["experiment"])
+    if name not in known:
+        (known[name],) = report_page.ended(results, name).values()
+    runs = known[name].runs
+    if unknown := set(where) - set(runs) | {"model"} - set(where):
+        raise UserError(f"claim {claim.claim!r}: a side needs a model, and columns of runs; see {min(unknown)}")
+
+    def chosen(keys: Mapping[str, Any]) -> pd.DataFrame:
+        return runs[np.logical_and.reduce([runs[key] == value for key, value in keys.items()])]
+
+    own = chosen(where)
+    if own.empty:
+        raise UserError(f"claim {claim.claim!r}: experiment {name} has no run of {where}")
+    if not claim.is_ratio:
+        numbers = _of_runs(claim, known[name], own)
+        if own["learning_rate"].nunique() > 1 or own["strength"].nunique() > 1:
+            raise UserError(f"claim {claim.claim!r}: choose one learning rate, or one strength, of {where}")
+        return _Side(where["model"], numbers.groupby(own["seed"]).mean().to_frame().T)
+    dial = "strength" if own["strength"].nunique() > 1 else "learning_rate"
+    free = chosen(where | {"algorithm": tolerance.REFERENCE, "routing": "off"})
+    starts = known[name].steps.query("metric == 'eval_accuracy' and step == 0").set_index("run")["value"]
+    ours = own.pivot_table("eval_accuracy", dial, "seed").dropna(axis=1)
+    theirs = free.pivot_table("eval_accuracy", dial, "seed").dropna(axis=1)
+    return _Side(where["model"], ours, theirs, starts.groupby(runs["seed"]).first())
+
+
+def _of_runs(claim: Claim, recorded: Results, runs: pd.DataFrame) -> pd.Series:
+    """Return the number of each run."""
+    if claim.metric == "accuracy":
+        return runs["eval_accuracy"].fillna(0.0)
+    _, growth, column = claim.metric.rpartition("growth of ")
+    rows = recorded.steps[(recorded.steps["metric"] == column) & recorded.steps["run"].isin(runs.index)]
+    if rows.empty:
+        raise UserError(f"claim {claim.claim!r}: its runs have no column {column}")
+    place = rows["step"] / rows.groupby("run")["step"].transform("max")
+    if not growth:
+        return rows.groupby("run")["value"].mean()
+    parts = (rows[part].groupby("run")["value"].mean() for part in (place > 2 / 3, place <= 1 / 3))
+    return next(parts) - next(parts)
+
+
+def write(path: Path, results: Path, formats: Sequence[str]) -> list[Path]:
+    """Write table and figure of the claims of a file, judged by the runs below ``results``; return the paths."""
+    claims = read(path)
+    rows = judged(claims, results)
+    columns = {"claim": rows["claim"], "asked": [f"{claim.direction} {claim.threshold:g}" for claim in claims]}
+    columns |= {"estimate": [_estimate(row) for row in rows.itertuples()], "n": rows["n"], "p": rows["p"].round(4)}
+    table = pd.DataFrame(columns | {"verdict": rows["verdict"], "in practice": [claim.practice for claim in claims]})
+    return writer.figure(results, path.stem, figure(claims, rows), "", formats) + writer.table(
+        results, f"{path.stem}-verdicts", table, _CAPTION
+    )
+
+
+def _estimate(row: Any) -> Estimate:
+    return Estimate(row.estimate, row.low, row.high, row.n)
+
+
+def figure(claims: list[Claim], rows: pd.DataFrame) -> style.DataFigure:
+    """Draw estimates and intervals, ratios apart from differences; a tick is the threshold."""
+    ratio = np.array([claim.is_ratio for claim in claims])
+    kinds = [kind for kind in (True, False) if (ratio == kind).any()]
+    with style.figure_style():
+        drawn, axes = style.panels(len(kinds), 1, 0.6 + 0.3 * len(rows), style.TWO_COLUMNS)
+        for axis, kind in zip(axes, kinds, strict=True):
+            its, asked = rows[ratio == kind], [claim for claim in claims if claim.is_ratio == kind]
+            for place, (row, claim) in enumerate(zip(its.itertuples(), asked, strict=True)):
+                look = colours.look(_PLACES[row.verdict])
+                style.dot(axis, row.claim, place, _estimate(row), look, row.verdict)
+                for line in {claim.threshold, -claim.threshold} if claim.direction == "equal" else {claim.threshold}:
+                    axis.plot([line, line], [place - 0.3, place + 0.3], color="#777777", linewidth=0.8)
+            style.named_rows(axis, style.wrapped(its["claim"].tolist()))
+            axis.set_xlabel("ratio" if kind else "difference")
+            if kind:
+                axis.set_xscale("log")
+        for verdict, place in _PLACES.items():
+            axes[0].plot([], [], linestyle="none", color=colours.look(place).colour, label=verdict, marker="o")
+        return style.finish(drawn, axes[0], f"n = {style.span(rows['n'].tolist())}. {_CAPTION}")

@@ -1,0 +1,154 @@
+"""Claims: each number and verdict against closed forms on made-up runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from small_figures import USUAL, results_of
+
+from steadymoe.bench.report import claims, command, report_page
+from steadymoe.bench.report.claims import Claim
+from steadymoe.bench.report.results import Results
+from steadymoe.bench.support.errors import UserError
+
+RATES = [1e-4, 2e-4, 4e-4]
+FREE: dict[str, Any] = {"experiment": "cell", "algorithm": "grpo", "routing": "off", "model": "micro"}
+PINNED = FREE | {"routing": "pinned"}
+TWIN = FREE | {"model": "dense_micro"}
+# Of ten seeds: GRPO crosses half its gain half way between the first two rates, pinned half way between the last two.
+LEVELS = {"off": [0.6, 0.4, 0.3], "pinned": [0.6, 0.6, 0.4], "dense_micro": [0.7, 0.7, 0.2]}
+
+
+def runs(levels: dict[str, list[float]] = LEVELS, seeds: int = 10, noise: float = 0.005) -> Results:
+    rows, generator = [], np.random.default_rng(0)
+    for name, by_rate in levels.items():
+        arm = {"model": name} if name.startswith("dense") else {"routing": name}
+        for seed in range(seeds):
+            for rate, level in zip(RATES, by_rate, strict=True):
+                keys = USUAL | FREE | arm | {"arm": f"grpo {name} {rate}", "seed": seed, "learning_rate": rate}
+                shift = noise * generator.standard_normal()
+                rows.append(keys | {"step": 0, "metric": "eval_accuracy", "value": 0.4})
+                rows.append(keys | {"step": 3, "metric": "eval_accuracy", "value": level + shift})
+                for step in (1, 2, 3):
+                    rows.append(keys | {"step": step, "metric": "rollout_kl_k3", "value": 0.1 * step + shift})
+    made = results_of(pd.DataFrame(rows))
+    made.runs["eval_accuracy"] = made.steps.query("metric == 'eval_accuracy'").groupby("run")["value"].last()
+    return made
+
+
+def claim(*sides: tuple[float, dict[str, Any]], metric: str = "tolerance", **words: Any) -> Claim:
+    usual = {"direction": "above", "threshold": 1.0, "smallest": 1.2}
+    weighted = [{"weight": weight} | side for weight, side in sides]
+    return Claim(claim="made up", source="none", practice="none", metric=metric, sides=weighted, **usual | words)
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, recorded: Results, *rows: Claim) -> pd.DataFrame:
+    monkeypatch.setattr(report_page, "ended", lambda *_: {"cell": recorded})
+    return claims.judged(list(rows), Path("nowhere"))
+
+
+def test_ratio_of_tolerances_is_that_of_the_crossings(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = claim((1, PINNED), (-1, FREE))
+    below = claim((1, PINNED), (-1, FREE), direction="below")
+    own = claim((1, FREE), (-1, FREE))
+    table = judged(monkeypatch, runs(), cost, below, own)
+    assert table["estimate"].tolist() == pytest.approx([2.0, 2.0, 1.0], rel=0.02)
+    assert table["verdict"].tolist() == ["right", "wrong", "open"]
+    assert (table.loc[0, "low"] < 2 < table.loc[0, "high"], table.loc[0, "n"]) == (True, 10)
+
+
+def test_each_model_has_a_threshold_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = judged(monkeypatch, runs(), claim((1, TWIN), (-1, FREE))).to_dict("records")
+    # The twin's threshold is .4 + .15: it crosses .3 of the way, of an octave, beyond 2e-4; the MoE at 2^.5 e-4.
+    assert row["estimate"] == pytest.approx(2 * 2**0.3 / 2**0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "estimate", "verdict"),
+    [
+        ({"threshold": 0.1}, 0.2, "right"),
+        ({"threshold": 0.3}, 0.2, "wrong"),
+        ({"threshold": 0.2}, 0.2, "open"),
+        ({"threshold": 0.03, "direction": "equal"}, 0.2, "wrong"),
+        ({"threshold": 0.3, "direction": "equal"}, 0.2, "right"),
+    ],
+)
+def test_differences_and_equivalence(
+    monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], estimate: float, verdict: str
+) -> None:
+    at = {"learning_rate": 2e-4}
+    row = judged(monkeypatch, runs(), claim((1, PINNED | at), (-1, FREE | at), metric="accuracy", **words)).iloc[0]
+    assert row["estimate"] == pytest.approx(estimate, abs=0.01)
+    assert row["verdict"] == verdict
+
+
+def test_columns_of_a_run_and_their_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = FREE | {"learning_rate": 2e-4}
+    mean, growth = (
+        claim((1, at), metric=each, threshold=0.15) for each in ("rollout_kl_k3", "growth of rollout_kl_k3")
+    )
+    table = judged(monkeypatch, runs(), mean, growth)
+    assert table["estimate"].tolist() == pytest.approx([0.2, 0.2], abs=0.01)
+
+
+def test_interval_is_students_for_a_paired_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, recorded = {"learning_rate": 1e-4}, runs(noise=0.05)
+    row = judged(monkeypatch, recorded, claim((1, PINNED | at), (-1, FREE | at), metric="accuracy")).iloc[0]
+    own = (
+        recorded.runs.query("learning_rate == 1e-4")
+        .set_index(["routing", "model", "seed"])["eval_accuracy"]
+        .sort_index()
+    )
+    apart = own["pinned", "micro"] - own["off", "micro"]
+    half = 2.2622 * apart.std(ddof=1) / 10**0.5
+    assert row["high"] - row["low"] == pytest.approx(2 * half, rel=0.03)
+    assert row["estimate"] == pytest.approx(apart.mean())
+
+
+@pytest.mark.parametrize(
+    ("side", "metric", "why"),
+    [
+        (FREE | {"routing": "r2"}, "accuracy", "has no run of"),
+        (FREE, "accuracy", "choose one learning rate"),
+        (FREE | {"colour": 1}, "accuracy", "see colour"),
+        ({key: FREE[key] for key in FREE if key != "model"}, "accuracy", "see model"),
+        (FREE | {"learning_rate": 1e-4}, "nonsense", "no column nonsense"),
+    ],
+)
+def test_claim_without_its_runs_is_refused(
+    monkeypatch: pytest.MonkeyPatch, side: dict[str, Any], metric: str, why: str
+) -> None:
+    with pytest.raises(UserError, match=why):
+        judged(monkeypatch, runs(), claim((1, side), metric=metric))
+
+
+def test_command_writes_verdicts_and_names_a_file_without_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_page, "ended", lambda *_: {"cell": runs()})
+    path = tmp_path / "claims.yaml"
+    path.write_text(
+        """
+- claim: Moving routes cost GRPO tolerance
+  source: ours
+  metric: tolerance
+  sides:
+  - {weight: 1, experiment: cell, algorithm: grpo, routing: pinned, model: micro}
+  - {weight: -1, experiment: cell, algorithm: grpo, routing: "off", model: micro}
+  direction: above
+  threshold: 1.0
+  smallest: 1.2
+  practice: Pin them.
+"""
+    )
+    words = ["--claims", str(path), "--results", str(tmp_path), "--format", "png"]
+    assert command.main(words) == 0
+    verdicts = (tmp_path / "tables" / "claims-verdicts.md").read_text()
+    assert "| right" in verdicts
+    assert (tmp_path / "figures" / "claims.png").stat().st_size > 0
+    for text in ("claims: none", "- claim: alone", ":"):
+        path.write_text(text)
+        with pytest.raises(UserError, match="holds no claims"):
+            command.main(words)
