@@ -77,14 +77,13 @@ def _faults(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Itera
     import numpy as np
 
     for column in columns.TABLES[name].values():
-        values = table[column.name]
         if column.type == "list<int64>":
-            rows = [np.asarray(counts, float) for counts in values.dropna()]
+            rows = [np.asarray(counts, float) for counts in table[column.name].dropna()]
             if len({len(counts) for counts in rows}) > 1 or not all((counts >= 0).all() for counts in rows):
                 yield f"{column.name} must be counts of the same bins in every row"
             if rows and len(rows[0]) > _MAX_BINS:
                 yield f"{column.name} has more than {_MAX_BINS} bins"
-        elif column.type == "string" and (values.isna().any() or values.str.len().max() > run_folder.MAX_TEXT):
+        elif column.type == "string" and not table[column.name].str.len().between(0, run_folder.MAX_TEXT).all():
             yield f"{column.name} must be a string of at most {run_folder.MAX_TEXT} characters in every row"
     numbers = [column.name for column in columns.TABLES[name].values() if column.type == "float64"]
     numbers += filter(columns.is_own, table.columns)
