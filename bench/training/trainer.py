@@ -63,9 +63,11 @@ class Trainer:
         with seeded_globals(config.seed, "start"):
             drawn = numpy_generator(config.seed, "evaluation")
             self._held_out = sample(task, config.evaluation.prompts, drawn, held_out=True)
-            fixed = self._rollout("probe", 0, config.probe.responses, 1)
-        self._since_start = Probe(model, fixed.sequences, config.precision, pinned_LBFK=fixed.pinned_LBFK)
-        self.learner.forwards.check_routers(fixed.sequences)
+            self._since_start: Probe | None = None
+            if self.learner.forwards.records_routes:
+                fixed = self._rollout("probe", 0, config.probe.responses, 1)
+                self._since_start = Probe(model, fixed.sequences, config.precision, pinned_LBFK=fixed.pinned_LBFK)
+                self.learner.forwards.check_routers(fixed.sequences)
 
     def step(self, step: int) -> StepResult:
         """Sample one rollout with the current weights and train on it."""
@@ -279,6 +281,7 @@ class Trainer:
         every, since_start, probe = self.config.in_rollouts(self.config.probe.every), None, None
         replay: dict[str, Tensor] = {}
         if step % every == 1 % every:
+            assert self._since_start is not None  # made for all that is measured
             since_start = self._since_start.since_start(self.model)
             watched = rollout.rows(self.sampled_rows(step))
             precision, temperature = self.config.precision, self.config.rollout.temperature
