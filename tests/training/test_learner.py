@@ -1,5 +1,6 @@
 """Gradient updates in a run: micro-batches, the loss's memory, what losses ask for, shaped rewards, sampling."""
 
+import copy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -279,7 +280,7 @@ def test_group_with_only_different_length_penalties_has_a_signal(
 
 
 def test_rollouts_of_different_widths_are_aligned_when_joined(model: PreTrainedModel, task: Chain) -> None:
-    decoding = Decoding(engine=Truncated(top_k=8, replay_mask=True), top_k=3, gates=True, pinned=model)
+    decoding = Decoding(engine=Truncated(top_k=8, replay_mask=True), top_k=3, gates=True, pinned=copy.deepcopy(model))
     prompts = ("1+2+3=", "1+2+3*4-5=")
     parts = [roll_out(model, task, [text], 4, torch.Generator().manual_seed(1), decoding) for text in prompts]
     together = join([parts[0], parts[1].padded(0, 2)])
