@@ -3,7 +3,7 @@
 V9 reads GRPO with free and with pinned routes at several rates, and on the dense twin (``experiment=cell_search``):
 
     >>> from steadymoe import bench
-    >>> gates.experts_matter(tolerances.levels(bench.results("cell_search").joined["steps"]))
+    >>> gates.cells(bench.results("cell_search"))
 
 Controls that learn nothing about the task show how much of a gain in sampled accuracy is mere sharpening: GRPO on
 shuffled rewards (``rollout.shuffle_rewards=true``), and the loss of ``results/ruler/controls``, which lowers entropy
@@ -19,11 +19,14 @@ without reading a reward. For a new setting:
     >>> gates.learns(*map(gates.ends, wide))
 """
 
+import json
 from math import isinf, nan
 from typing import NamedTuple
 
 import pandas as pd
 
+from steadymoe.bench.report import tolerances
+from steadymoe.bench.report.results import Results
 from steadymoe.bench.statistics.tolerance import of_arm
 
 LEAST_GAIN = 0.15
@@ -84,7 +87,8 @@ def experts_matter(levels: pd.DataFrame, twins: pd.DataFrame) -> pd.DataFrame:
         (pinned,) = (arm for arm in set(ours["arm"]) if "pinned" in arm)
         tolerance, _ = of_arm(ours, pinned)
         moe, its = (_at_best(each) for each in (free, ours[ours["arm"] == pinned]))
-        twin = _at_best(twins[twins["seed"] == seed])
+        its_twin = twins[twins["seed"] == seed] if len(twins) else twins
+        twin = _at_best(its_twin) if len(its_twin) else pd.Series(nan, moe.index)
         apart = abs(twin["start"] - moe["start"]), abs(twin["start_greedy"] - moe["start_greedy"])
         row = {"seed": seed, "start": moe["start"], "start_greedy": moe["start_greedy"]}
         row |= {"twin_start": twin["start"], "twin_start_greedy": twin["start_greedy"]}
@@ -97,5 +101,28 @@ def experts_matter(levels: pd.DataFrame, twins: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def cells(recorded: Results) -> pd.DataFrame:
+    """Measure gate V9 in each cell of ``experiment=cell_search``: ``experts_matter`` by layers, fillers and experts.
+
+    The twin of a cell has its layers and fillers; without one, its columns are nan.
+    """
+    configs = recorded.runs["config"].map(json.loads)
+    dials = {"layers": configs.map(lambda each: each["model"]["config"]["num_hidden_layers"])}
+    dials |= {"fillers": configs.map(lambda each: each["task"]["fillers"]), "experts": recorded.runs["experts"]}
+    tables, of_run = [], pd.DataFrame(dials)
+    for (layers, fillers), its in of_run.groupby(["layers", "fillers"]):
+
+        def levels(experts: int, its: pd.DataFrame = its) -> pd.DataFrame:
+            chosen = recorded.where(recorded.runs.index.isin(its.index[its["experts"] == experts]))
+            return tolerances.levels(chosen.joined["steps"])
+
+        twins = levels(0) if 0 in set(its["experts"]) else pd.DataFrame()
+        for experts in sorted(set(its["experts"]) - {0}):
+            cell = pd.DataFrame({"layers": [layers], "fillers": [fillers], "experts": [experts]})
+            tables.append(cell.merge(experts_matter(levels(experts), twins), how="cross"))
+    return pd.concat(tables, ignore_index=True)
+
+
 def _at_best(runs: pd.DataFrame) -> pd.Series:
+    """Return the run that ends highest."""
     return runs.sort_values("sampled").iloc[-1]
