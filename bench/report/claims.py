@@ -39,7 +39,8 @@ _MOST_UNKNOWN = (1 - LEVEL) / 2
 _CAPTION = (
     "Estimates over seeds with a nominal 95 % interval (Student's, by a bootstrap over seeds); grey: the threshold. A "
     "claim is right if the estimate lies beyond the threshold on the claimed side (below it, for equal), wrong if on "
-    "the other, both decided after Holm's correction over all claims; else it is open."
+    "the other, both decided after Holm's correction over all claims; else it is open. > and <: a bound, because runs "
+    "tolerate more than their grid holds. Decides: the smallest effect that the planned seeds decide."
 )
 _PLACES = {"right": 2, "wrong": 1, "open": 0}
 
@@ -99,16 +100,20 @@ class _Side:
         """The seeds that all its runs have."""
         return self.own.columns if self.reference is None else self.own.columns.intersection(self.reference.columns)
 
-    def numbers(self, seeds: pd.Index, draws_NS: np.ndarray) -> np.ndarray:
-        """Return its number in each draw of ``seeds``, (N,); nan where there is none."""
+    def numbers(self, seeds: pd.Index, draws_NS: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Return its number in each draw of ``seeds``, (N,), nan where there is none; is the first a lower bound?
+
+        Runs that never fall below the threshold tolerate at least the end of their grid.
+        """
         own_ND = self.own[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
         if self.reference is None or self.starts is None:
-            return own_ND[:, 0]
+            return own_ND[:, 0], False
         theirs_ND = self.reference[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
         start_N = self.starts[seeds].to_numpy(float)[draws_NS].mean(-1)
         values_D = self.own.index.to_numpy(float)
         threshold_N = start_N + tolerance.SHARE * (theirs_ND.max(1) - start_N)
-        return np.log(np.minimum(tolerance.crossings(own_ND, values_D, threshold_N), values_D[-1]))
+        crossed_N = tolerance.crossings(own_ND, values_D, threshold_N)
+        return np.log(np.minimum(crossed_N, values_D[-1])), bool(np.isinf(crossed_N[0]))
 
 
 def _measured(claim: Claim, results: Path, known: dict[str, Results]) -> dict[str, Any]:
@@ -123,21 +128,29 @@ def _measured(claim: Claim, results: Path, known: dict[str, Results]) -> dict[st
     for model, its in seeds.items():
         draws[model] = np.vstack([np.arange(len(its)), rng.integers(len(its), size=(RESAMPLES, len(its)))])
     weights = np.array([float(side["weight"]) for side in claim.sides])
-    sums_N = weights @ np.stack([side.numbers(seeds[side.model], draws[side.model]) for side in sides])
+    numbers, beyond = zip(*(side.numbers(seeds[side.model], draws[side.model]) for side in sides), strict=True)
+    sums_N, signs = weights @ np.stack(numbers), set(np.sign(weights[list(beyond)]))
     estimate, known_N = sums_N[0], sums_N[1:][np.isfinite(sums_N[1:])]
     is_null = claim.direction == "equal"
     threshold = np.log(claim.threshold) if claim.is_ratio and not is_null else claim.threshold
     away = abs(estimate) - threshold if is_null else estimate - threshold
     half = p = np.nan
-    if n > 1 and np.isfinite(estimate) and len(known_N) >= (1 - _MOST_UNKNOWN) * RESAMPLES and np.ptp(known_N) > 0:
+    # A lower bound below the threshold decides nothing, nor an upper bound above it, nor a sum of both.
+    is_known = not signs or (not is_null and signs == {np.sign(away)})
+    if (
+        is_known
+        and n > 1
+        and np.isfinite(estimate)
+        and len(known_N) >= (1 - _MOST_UNKNOWN) * RESAMPLES
+        and np.ptp(known_N) > 0
+    ):
         half = half_of_draws(known_N, n)
         p = 2 * float(student.sf(abs(away) * t_quantile(LEVEL, n - 1) / half, n - 1))
     shown = np.exp if claim.is_ratio else np.asarray
-    row = {"claim": claim.claim, "estimate": estimate, "low": estimate - half, "high": estimate + half}
     holds = away > 0 if claim.direction == "above" else away < 0
-    return (
-        row | {name: float(shown(row[name])) for name in ("estimate", "low", "high")} | {"n": n, "p": p, "holds": holds}
-    )
+    ends = {"estimate": estimate, "low": estimate - half, "high": estimate + half}
+    row = {"claim": claim.claim, "n": n, "p": p, "holds": holds} | {end: float(shown(ends[end])) for end in ends}
+    return row | {"bound": "".join(">" if sign > 0 else "<" for sign in signs)}
 
 
 def _side(claim: Claim, side: Mapping[str, Any], results: Path, known: dict[str, Results]) -> _Side:
@@ -189,7 +202,8 @@ def write(path: Path, results: Path, formats: Sequence[str]) -> list[Path]:
     claims = read(path)
     rows = judged(claims, results)
     columns = {"claim": rows["claim"], "asked": [f"{claim.direction} {claim.threshold:g}" for claim in claims]}
-    columns |= {"estimate": [_estimate(row) for row in rows.itertuples()], "n": rows["n"], "p": rows["p"].round(4)}
+    columns |= {"estimate": [f"{row.bound} {_estimate(row)}".strip() for row in rows.itertuples()]}
+    columns |= {"decides": [claim.smallest for claim in claims], "n": rows["n"], "p": rows["p"].round(4)}
     table = pd.DataFrame(columns | {"verdict": rows["verdict"], "in practice": [claim.practice for claim in claims]})
     return writer.figure(results, path.stem, figure(claims, rows), "", formats) + writer.table(
         results, f"{path.stem}-verdicts", table, _CAPTION

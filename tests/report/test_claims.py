@@ -59,6 +59,20 @@ def test_ratio_of_tolerances_is_that_of_the_crossings(monkeypatch: pytest.Monkey
     assert (table.loc[0, "low"] < 2 < table.loc[0, "high"], table.loc[0, "n"]) == (True, 10)
 
 
+@pytest.mark.parametrize(
+    ("direction", "threshold", "verdict"),
+    [("above", 1.0, "right"), ("above", 4.0, "open"), ("below", 4.0, "open"), ("below", 1.0, "wrong")],
+)
+def test_bound_decides_on_one_side_only(
+    monkeypatch: pytest.MonkeyPatch, direction: str, threshold: float, verdict: str
+) -> None:
+    recorded = runs(LEVELS | {"pinned": [0.6, 0.6, 0.6]})  # pinned never falls below the threshold
+    words: dict[str, Any] = {"direction": direction, "threshold": threshold}
+    row = judged(monkeypatch, recorded, claim((1, PINNED), (-1, FREE), **words)).iloc[0]
+    assert (row["bound"], row["verdict"]) == (">", verdict)
+    assert row["estimate"] == pytest.approx(4 / 2**0.5, rel=0.02)
+
+
 def test_each_model_has_a_threshold_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = judged(monkeypatch, runs(), claim((1, TWIN), (-1, FREE))).to_dict("records")
     # The twin's threshold is .4 + .15: it crosses .3 of the way, of an octave, beyond 2e-4; the MoE at 2^.5 e-4.
