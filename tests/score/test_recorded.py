@@ -14,6 +14,7 @@ from steadymoe.bench.score.standard import RATE, REFERENCE
 
 ROOT = Path(__file__).parents[2]
 RULER = ROOT / "results" / "ruler"
+SEARCHED = ("search", "controls")
 
 
 def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
@@ -64,6 +65,20 @@ def test_gate_v9_asks_for_a_routing_cost_or_a_gap_to_a_matched_twin() -> None:
         assert (row["routing_cost"], row["passes"]) == (pytest.approx(1.0), passes)
     (row,) = gates.experts_matter(one_seed([0.6, 0.4, 0.3], [0.6, 0.6, 0.6]), twin).to_dict("records")
     assert row["beyond"]
+
+
+def test_recorded_search_finds_a_routing_cost_with_32_experts() -> None:
+    found, table = gates.cells(Results.load(RULER, "cell_search")), pd.read_csv(RULER / "cell_search.csv")
+    pd.testing.assert_frame_equal(found, table, check_dtype=False, atol=1e-5)
+    passes = table.groupby(["layers", "fillers", "experts"])["passes"].all()
+    assert passes[passes].index.tolist() == [(4, 0, 32), (4, 4, 32)]
+    assert not table["matched"].any()
+    wide = {name: Results.load(RULER, f"cell_{name}").wide("eval_accuracy", "eval_greedy") for name in SEARCHED}
+    arms = wide["search"]["arm"].astype(str)
+    base = arms.str.contains("num_experts=32") & ~arms.str.contains("pinned|fillers=4")
+    measured = gates.learns(gates.ends(wide["search"][base]), gates.ends(wide["controls"]))
+    assert (measured.passes, measured.share < gates.MOST_SHARE) == (False, True)
+    assert measured.greedy_gain == pytest.approx(0.135, abs=5e-4)
 
 
 def test_gate_v3_stale_data_harm_the_control_without_a_clip_at_four_times_the_best_rate() -> None:
