@@ -79,11 +79,8 @@ class Rollout:
 
     def padded(self, left: int, right: int) -> "Rollout":
         """Return the same with more padding: ``left`` positions before the prompts, ``right`` after the responses."""
-        both, after, fills = (
-            (left, right),
-            (0, right),
-            {"routes_LBFK": NO_ROUTE, "pinned_LBFK": NO_ROUTE, "kept_BTV": True},
-        )
+        both, after = (left, right), (0, right)
+        fills = {"routes_LBFK": NO_ROUTE, "pinned_LBFK": NO_ROUTE, "kept_BTV": True}
         tokens_BS, mask_BS = (pad(each, both) for each in (self.sequences.tokens_BS, self.sequences.mask_BS))
         made: dict[str, Any] = {"sequences": Sequences(tokens_BS, mask_BS, self.sequences.response_width + right)}
         for each in fields(self):
