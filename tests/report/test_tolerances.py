@@ -222,6 +222,15 @@ def test_ratio_beyond_the_grid_has_an_open_mark() -> None:
     assert [line.get_markerfacecolor() for line in marks].count("white") == 1
 
 
+def test_legend_names_an_arm_that_the_first_panel_lacks() -> None:
+    pinned = sweep(routing="pinned")
+    pinned["arm"] += " routing=pinned"
+    (spec,) = find(["tolerance"])
+    figure = spec.figure(results_of(pd.concat([sweep(model="dense_flat"), sweep(), pinned])))
+    shown = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+    assert {"grpo", "grpo routing=pinned", "gspo routing=pinned"} <= {text.lower().replace("\n", " ") for text in shown}
+
+
 def test_engines_of_a_dial_of_strength_divide_the_table() -> None:
     """The second engine lowers every level, so a mean over both would show."""
     strengths = (0.0, 0.1, 0.2, 0.4)

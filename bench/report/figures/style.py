@@ -274,14 +274,14 @@ def dot(
     note(axis, name, pd.DataFrame([vars(estimate) | more]), panel)
 
 
-def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float, panel: str = "") -> None:
-    """Draw means with their intervals, joined.
+def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 0.0, panel: str = "") -> None:
+    """Draw means with their intervals, joined; without data only the legend has a line.
 
     They are moved by ``shift``, −½ to ½, so that the intervals of several lines at one x stand side by side; ``data``:
     x, mean, low, high, n.
     """
     x = data["x"]
-    places = x * _SPREAD**shift if x.min() > 0 else x + 0.02 * shift * x.max()
+    places = x * _SPREAD**shift if x.empty or x.min() > 0 else x + 0.02 * shift * x.max()
     axis.vlines(places, data["low"], data["high"], color=look.colour, linewidth=0.8)
     width = paper.current().sheet.get("lines.linewidth", 1.2)
     marks: Any = {"linestyle": look.dashes, "linewidth": width, "markersize": 4, "markeredgewidth": 0.7, **look.mark}

@@ -86,6 +86,9 @@ def _figure(panels: Sequence[_Panel], across: int, arms: Mapping[str, colours.Lo
                 below = panels[place + across : place + across + 1]
                 axis.set_xlabel("" if below and below[0].dial == panel.dial else panel.dial)
                 style.ticks_at(axis, panel.levels["value"], log=panel.levels["value"].min() > 0)
+            nothing = pd.DataFrame(columns=["x", "mean", "low", "high", "n"], dtype=float)
+            for name in [name for name in group if name not in set(panels[0].levels["arm"])]:  # the legend is its
+                style.aside(axes[0], name, nothing, group[name])
         text = (
             f"Mean over seeds, n = {style.span(pd.concat(counts).tolist())}, with a nominal 95 % interval; dotted: the "
             f"start; dashed: the threshold, the start plus {SHARE:.0%} {gain}; ticks below: where each loss first "
