@@ -110,10 +110,11 @@ class _Side:
             return own_ND[:, 0], False
         theirs_ND = self.reference[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
         start_N = self.starts[seeds].to_numpy(float)[draws_NS].mean(-1)
-        values_D = self.own.index.to_numpy(float)
-        threshold_N = start_N + tolerance.SHARE * (theirs_ND.max(1) - start_N)
-        crossed_N = tolerance.crossings(own_ND, values_D, threshold_N)
-        return np.log(np.minimum(crossed_N, values_D[-1])), bool(np.isinf(crossed_N[0]))
+        curve = tolerance.Curve(self.own.index.to_numpy(float), self.own[seeds].to_numpy(float))
+        threshold_N = tolerance.threshold(curve, start_N, theirs_ND)
+        crossed_N = tolerance.crossings(own_ND, curve.values_D, threshold_N)
+        crossed_N[theirs_ND.max(1) <= start_N] = np.nan  # GRPO gains nothing: there is no threshold
+        return np.log(np.minimum(crossed_N, curve.values_D[-1])), bool(np.isinf(crossed_N[0]))
 
 
 def _measured(claim: Claim, results: Path, known: dict[str, Results]) -> dict[str, Any]:
@@ -136,14 +137,8 @@ def _measured(claim: Claim, results: Path, known: dict[str, Results]) -> dict[st
     away = abs(estimate) - threshold if is_null else estimate - threshold
     half = p = np.nan
     # A lower bound below the threshold decides nothing, nor an upper bound above it, nor a sum of both.
-    is_known = not signs or (not is_null and signs == {np.sign(away)})
-    if (
-        is_known
-        and n > 1
-        and np.isfinite(estimate)
-        and len(known_N) >= (1 - _MOST_UNKNOWN) * RESAMPLES
-        and np.ptp(known_N) > 0
-    ):
+    may_decide = n > 1 and np.isfinite(estimate) and (not signs or (not is_null and signs == {np.sign(away)}))
+    if may_decide and len(known_N) >= (1 - _MOST_UNKNOWN) * RESAMPLES and np.ptp(known_N) > 0:
         half = half_of_draws(known_N, n)
         p = 2 * float(student.sf(abs(away) * t_quantile(LEVEL, n - 1) / half, n - 1))
     shown = np.exp if claim.is_ratio else np.asarray
@@ -169,17 +164,16 @@ def _side(claim: Claim, side: Mapping[str, Any], results: Path, known: dict[str,
     own = chosen(where)
     if own.empty:
         raise UserError(f"claim {claim.claim!r}: experiment {name} has no run of {where}")
-    if not claim.is_ratio:
-        numbers = _of_runs(claim, known[name], own)
-        if own["learning_rate"].nunique() > 1 or own["strength"].nunique() > 1:
-            raise UserError(f"claim {claim.claim!r}: choose one learning rate, or one strength, of {where}")
-        return _Side(where["model"], numbers.groupby(own["seed"]).mean().to_frame().T)
     dial = "strength" if own["strength"].nunique() > 1 else "learning_rate"
     free = chosen(where | {"algorithm": tolerance.REFERENCE, "routing": "off"})
+    read_from, one = ((own, free), [dial, "seed"]) if claim.is_ratio else ((own,), ["seed"])
+    if any(its.duplicated(one).any() for its in read_from):
+        raise UserError(f"claim {claim.claim!r}: choose one learning rate, one strength and one arm of {where}")
+    if not claim.is_ratio:
+        return _Side(where["model"], _of_runs(claim, known[name], own).groupby(own["seed"]).first().to_frame().T)
     starts = known[name].steps.query("metric == 'eval_accuracy' and step == 0").set_index("run")["value"]
-    ours = own.pivot_table("eval_accuracy", dial, "seed").dropna(axis=1)
-    theirs = free.pivot_table("eval_accuracy", dial, "seed").dropna(axis=1)
-    return _Side(where["model"], ours, theirs, starts.groupby(runs["seed"]).first())
+    ours, theirs = (its.pivot(index=dial, columns="seed", values="eval_accuracy").dropna(axis=1) for its in (own, free))
+    return _Side(where["model"], ours, theirs, starts.reindex(free.index).groupby(free["seed"]).first())
 
 
 def _of_runs(claim: Claim, recorded: Results, runs: pd.DataFrame) -> pd.Series:

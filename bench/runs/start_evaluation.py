@@ -48,7 +48,7 @@ def _key(config: RunConfig, start: Mapping[str, Any]) -> dict[str, Any]:
     evaluation = {name: value for name, value in asdict(config.evaluation).items() if name != "every"}
     facts = provenance.facts(plain, config.experts, config.device, config.threads)
     code = {name: facts[name] for name in ("algorithm_code", "training_version", "versions", "machine")}
-    at_once = {"prompts": config.prompts, "responses": config.rollout.responses}  # rows of pass@k: their draws
+    at_once = config.prompts * config.rollout.responses if config.evaluation.pass_k else None  # pass@k draws so many
     seeded = {name: getattr(config, name) for name in ("seed", "precision", "experts", "device", "threads")}
     return {"start": start["sha256"], "evaluation": evaluation, "at_once": at_once} | seeded | code | plain
 

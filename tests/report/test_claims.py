@@ -29,7 +29,8 @@ def runs(levels: dict[str, list[float]] = LEVELS, seeds: int = 10, noise: float 
             for rate, level in zip(RATES, by_rate, strict=True):
                 keys = USUAL | FREE | arm | {"arm": f"grpo {name} {rate}", "seed": seed, "learning_rate": rate}
                 shift = noise * generator.standard_normal()
-                rows.append(keys | {"step": 0, "metric": "eval_accuracy", "value": 0.4})
+                start = 0.5 if name.startswith("dense") else 0.4
+                rows.append(keys | {"step": 0, "metric": "eval_accuracy", "value": start})
                 rows.append(keys | {"step": 3, "metric": "eval_accuracy", "value": level + shift})
                 for step in (1, 2, 3):
                     rows.append(keys | {"step": step, "metric": "rollout_kl_k3", "value": 0.1 * step + shift})
@@ -75,8 +76,14 @@ def test_bound_decides_on_one_side_only(
 
 def test_each_model_has_a_threshold_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = judged(monkeypatch, runs(), claim((1, TWIN), (-1, FREE))).to_dict("records")
-    # The twin's threshold is .4 + .15: it crosses .3 of the way, of an octave, beyond 2e-4; the MoE at 2^.5 e-4.
-    assert row["estimate"] == pytest.approx(2 * 2**0.3 / 2**0.5, rel=0.02)
+    # The twin's threshold is .5 + .1: it crosses .2 of the way, of an octave, beyond 2e-4; the MoE at 2^.5 e-4.
+    assert row["estimate"] == pytest.approx(2 * 2**0.2 / 2**0.5, rel=0.02)
+
+
+def test_reference_that_gains_nothing_leaves_a_claim_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = runs(LEVELS | {"off": [0.3, 0.2, 0.1]})
+    row = judged(monkeypatch, recorded, claim((1, PINNED), (-1, FREE))).iloc[0]
+    assert (row["verdict"], np.isnan(row["estimate"])) == ("open", True)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +133,8 @@ def test_interval_is_students_for_a_paired_difference(monkeypatch: pytest.Monkey
     [
         (FREE | {"routing": "r2"}, "accuracy", "has no run of"),
         (FREE, "accuracy", "choose one learning rate"),
+        ({key: FREE[key] for key in FREE if key != "routing"} | {"learning_rate": 1e-4}, "accuracy", "one arm"),
+        ({key: FREE[key] for key in FREE if key != "routing"}, "tolerance", "one arm"),
         (FREE | {"colour": 1}, "accuracy", "see colour"),
         ({key: FREE[key] for key in FREE if key != "model"}, "accuracy", "see model"),
         (FREE | {"learning_rate": 1e-4}, "nonsense", "no column nonsense"),

@@ -54,6 +54,15 @@ def test_another_evaluation_is_measured(tmp_path: Path, measured: list[int], wor
     assert measured.count(0) == 2
 
 
+@pytest.mark.parametrize(("k", "measurements"), [(0, 1), (2, 2)])
+def test_size_of_a_rollout_matters_to_pass_k_alone(
+    tmp_path: Path, measured: list[int], k: int, measurements: int
+) -> None:
+    for prompts in (2, 3):
+        execute.execute(planned(tmp_path, "updates=2", f"evaluation.pass_k={k}", f"minibatch_prompts={prompts}"))
+    assert measured.count(0) == measurements
+
+
 def test_other_code_is_measured(tmp_path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     execute.execute(planned(tmp_path, *WORDS))
     monkeypatch.setattr(provenance, "TRAINING_VERSION", provenance.TRAINING_VERSION + 1)

@@ -4,7 +4,6 @@ Shapes: L MoE layers, B sequences, F positions fed, K experts a token.
 """
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +151,7 @@ def test_rows_that_leave_the_batch_keep_their_pinned_routes(tmp_path: Path) -> N
     lengths = rollout.sequences.response_mask_BT.sum(-1)
     assert lengths.min() < lengths.max()
     assert torch.equal(as_sets(rollout.pinned_LBFK), as_sets(expected))
-    wide = replace(rollout).padded(2, 1)
+    wide = rollout.padded(2, 1)
     assert wide.pinned_LBFK.shape[2] == rollout.pinned_LBFK.shape[2] + 3
 
 
