@@ -1,11 +1,12 @@
 """Claims that were fixed before their runs: an estimate, an interval and a verdict of each, as a table and a figure.
 
 A claim (a row of ``results/claims.yaml``) is about a sum of *sides*: weight × a number of the runs that a side names by
-columns of ``Results.runs`` (``experiment`` apart). The number is
+columns of ``Results.runs`` or by dotted keys of the config (``experiment`` apart). The number is
 
 - ``tolerance``: the logarithm of the learning rate, or of the strength of a mismatch, that its runs tolerate, on the
-  threshold of GRPO's free runs of the same experiment and model (``statistics.tolerance``), shown as a ratio;
-- ``accuracy``: sampled, at the last evaluation;
+  threshold of GRPO's free runs of the same experiment and model (``statistics.tolerance``), shown as a ratio. ``dial``
+  replaces each value by the mean of a column of ``steps`` over its first rollouts, where all models are cold starts;
+- ``accuracy``: sampled, at the last evaluation; ``gain``: that less the accuracy of the start;
 - a column of ``steps``: its mean over the run; ``growth of`` a column: the mean of the last third of the run less that
   of the first.
 
@@ -13,10 +14,11 @@ The interval is Student's, with the standard error of a bootstrap over seeds; si
 are resampled together, other models by themselves. Holm's correction is over all rows.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,7 +29,10 @@ from scipy.stats import t as student  # type: ignore[attr-defined]  # made at ru
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report import write as writer
 from steadymoe.bench.report.figures import colours, style
+from steadymoe.bench.report.folders import NUMBERS
 from steadymoe.bench.report.results import Results
+from steadymoe.bench.runs.identity import flatten
+from steadymoe.bench.schema import ADDED
 from steadymoe.bench.statistics import tolerance
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, half_of_draws, t_quantile
@@ -42,6 +47,8 @@ _CAPTION = (
     "the other, both decided after Holm's correction over all claims; else it is open. > and <: a bound, because runs "
     "tolerate more than their grid holds. Decides: the smallest effect that the planned seeds decide."
 )
+# What is measured, and how often, may differ between the sides of a claim.
+_MEASURING = ("collapse", "evaluation", "measure", "probe")
 _PLACES = {"right": 2, "wrong": 1, "open": 0}
 
 
@@ -60,6 +67,10 @@ class Claim:
     """The smallest effect beyond the threshold that the planned seeds decide, in the units of the threshold."""
     practice: str
     """One sentence for a practitioner."""
+    dial: str | None = None
+    """A column of ``steps`` that measures the dial, such as the KL of a mismatch."""
+    again: str | None = None
+    """A suffix of experiments that repeat the sides': where their estimate lies on the other side, it is open."""
 
     @property
     def is_ratio(self) -> bool:
@@ -77,20 +88,43 @@ def read(path: Path) -> list[Claim]:
 
 def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
     """Return a row for each claim: estimate, low, high, n, p (Holm's), verdict. Raises UserError for a missing side."""
-    known: dict[str, Results] = {}
+    known: dict[str, _Recorded] = {}
     rows = [_measured(claim, results, known) for claim in claims]
     table = pd.DataFrame(rows)
     table["p"] = holm(table["p"].tolist())
     decided = [is_decided(*each) for each in table[["p", "n"]].itertuples(index=False)]
+    for place, claim in enumerate(claims):
+        if claim.again is not None and decided[place]:
+            sides = [side | {"experiment": f"{side['experiment']}{claim.again}"} for side in claim.sides]
+            decided[place] = _measured(replace(claim, sides=sides), results, known)["holds"] == rows[place]["holds"]
     table["verdict"] = np.where(decided, np.where(table["holds"], "right", "wrong"), "open")
     return table.drop(columns="holds")
 
 
+class _Recorded(NamedTuple):
+    """An experiment; ``facts`` are its runs, with the numbers of their configs by dotted key; ``configs`` these alone."""
+
+    whole: Results
+    configs: pd.DataFrame
+    facts: pd.DataFrame
+
+
+def _recorded(results: Path, name: str) -> _Recorded:
+    (whole,) = report_page.ended(results, name).values()
+    texts = [ADDED | flatten(json.loads(text)) for text in whole.runs["config"]]
+    configs = pd.DataFrame(texts, index=whole.runs.index)
+    return _Recorded(whole, configs, whole.runs.join(configs[configs.columns.difference(whole.runs.columns)]))
+
+
 @dataclass(frozen=True)
 class _Side:
-    """The runs of a side: by value of the dial (rows) and seed; for a tolerance also those of GRPO, and the starts."""
+    """The runs of a side, and their numbers by value of the dial (rows) and seed.
+
+    For a tolerance also the numbers of GRPO, and the starts.
+    """
 
     model: str
+    configs: pd.DataFrame
     own: pd.DataFrame
     reference: pd.DataFrame | None = None
     starts: pd.Series | None = None
@@ -117,9 +151,12 @@ class _Side:
         return np.log(np.minimum(crossed_N, curve.values_D[-1])), bool(np.isinf(crossed_N[0]))
 
 
-def _measured(claim: Claim, results: Path, known: dict[str, Results]) -> dict[str, Any]:
+def _measured(claim: Claim, results: Path, known: dict[str, _Recorded]) -> dict[str, Any]:
     """Return estimate, interval, n, p against the threshold, and whether the estimate is on the claimed side."""
-    sides = [_side(claim, side, results, known) for side in claim.sides]
+    for name in {str(side["experiment"]) for side in claim.sides} - set(known):
+        known[name] = _recorded(results, name)
+    sides = [_side(claim, side, known[str(side["experiment"])]) for side in claim.sides]
+    _refuse_other_differences(claim, pd.concat([side.configs for side in sides]))
     seeds: dict[str, pd.Index] = {}
     for side in sides:
         seeds[side.model] = side.seeds.intersection(seeds.get(side.model, side.seeds))
@@ -148,40 +185,44 @@ def _measured(claim: Claim, results: Path, known: dict[str, Results]) -> dict[st
     return row | {"bound": "".join(">" if sign > 0 else "<" for sign in signs)}
 
 
-def _side(claim: Claim, side: Mapping[str, Any], results: Path, known: dict[str, Results]) -> _Side:
+def _side(claim: Claim, side: Mapping[str, Any], recorded: _Recorded) -> _Side:
     """Return the runs of a side. Raises UserError if there are none, or several values but no tolerance."""
-    where = {key: value for key, value in side.items() if key not in ("weight", "experiment")}
-    name = str(side["experiment"])
-    if name not in known:
-        (known[name],) = report_page.ended(results, name).values()
-    runs = known[name].runs
+    where, runs = {key: value for key, value in side.items() if key not in ("weight", "experiment")}, recorded.facts
     if unknown := set(where) - set(runs) | {"model"} - set(where):
-        raise UserError(f"claim {claim.claim!r}: a side needs a model, and columns of runs; see {min(unknown)}")
+        raise UserError(f"claim {claim.claim!r}: a side needs a model, and facts of runs; see {min(unknown)}")
 
     def chosen(keys: Mapping[str, Any]) -> pd.DataFrame:
         return runs[np.logical_and.reduce([runs[key] == value for key, value in keys.items()])]
 
     own = chosen(where)
     if own.empty:
-        raise UserError(f"claim {claim.claim!r}: experiment {name} has no run of {where}")
+        raise UserError(f"claim {claim.claim!r}: experiment {side['experiment']} has no run of {where}")
+    configs = recorded.configs.loc[own.index]
     dial = "strength" if own["strength"].nunique() > 1 else "learning_rate"
     free = chosen(where | {"algorithm": tolerance.REFERENCE, "routing": "off"})
     read_from, one = ((own, free), [dial, "seed"]) if claim.is_ratio else ((own,), ["seed"])
     if any(its.duplicated(one).any() for its in read_from):
         raise UserError(f"claim {claim.claim!r}: choose one learning rate, one strength and one arm of {where}")
+    steps = recorded.whole.steps
+    starts = steps.query("metric == 'eval_accuracy' and step == 0").set_index("run")["value"]
     if not claim.is_ratio:
-        return _Side(where["model"], _of_runs(claim, known[name], own).groupby(own["seed"]).first().to_frame().T)
-    starts = known[name].steps.query("metric == 'eval_accuracy' and step == 0").set_index("run")["value"]
+        numbers = _of_runs(claim, steps, own, starts)
+        return _Side(where["model"], configs, numbers.groupby(own["seed"]).first().to_frame().T)
+    if claim.dial is not None:
+        first = steps[(steps["metric"] == claim.dial) & (steps["step"] == 1)].set_index("run")["value"]
+        own, free = (
+            its.assign(**{dial: first.reindex(its.index).groupby(its[dial]).transform("mean")}) for its in read_from
+        )
     ours, theirs = (its.pivot(index=dial, columns="seed", values="eval_accuracy").dropna(axis=1) for its in (own, free))
-    return _Side(where["model"], ours, theirs, starts.reindex(free.index).groupby(free["seed"]).first())
+    return _Side(where["model"], configs, ours, theirs, starts.reindex(free.index).groupby(free["seed"]).first())
 
 
-def _of_runs(claim: Claim, recorded: Results, runs: pd.DataFrame) -> pd.Series:
+def _of_runs(claim: Claim, steps: pd.DataFrame, runs: pd.DataFrame, starts: pd.Series) -> pd.Series:
     """Return the number of each run."""
-    if claim.metric == "accuracy":
-        return runs["eval_accuracy"].fillna(0.0)
+    if claim.metric in ("accuracy", "gain"):
+        return runs["eval_accuracy"].fillna(0.0) - (starts.reindex(runs.index) if claim.metric == "gain" else 0.0)
     _, growth, column = claim.metric.rpartition("growth of ")
-    rows = recorded.steps[(recorded.steps["metric"] == column) & recorded.steps["run"].isin(runs.index)]
+    rows = steps[(steps["metric"] == column) & steps["run"].isin(runs.index)]
     if rows.empty:
         raise UserError(f"claim {claim.claim!r}: its runs have no column {column}")
     place = rows["step"] / rows.groupby("run")["step"].transform("max")
@@ -189,6 +230,18 @@ def _of_runs(claim: Claim, recorded: Results, runs: pd.DataFrame) -> pd.Series:
         return rows.groupby("run")["value"].mean()
     parts = (rows[part].groupby("run")["value"].mean() for part in (place > 2 / 3, place <= 1 / 3))
     return next(parts) - next(parts)
+
+
+def _refuse_other_differences(claim: Claim, configs: pd.DataFrame) -> None:
+    """Raise UserError if ``configs``, of all runs of a claim, differ in a number that its sides do not name."""
+    named = {key for side in claim.sides for key in side if len({each.get(key) for each in claim.sides}) > 1}
+    named |= {"learning_rate", "strength"} if claim.is_ratio else set()
+    fields = {NUMBERS.get(key, key) for key in named} | {"seed", *_MEASURING}
+    fields |= {"cold_start"} if "model" in named else set()
+    for key in configs:
+        is_named = any(f"{key}.".startswith(f"{field}.") for field in fields)
+        if not is_named and configs[key].map(str).nunique() > 1:
+            raise UserError(f"claim {claim.claim!r}: its sides also differ in {key}")
 
 
 def write(path: Path, results: Path, formats: Sequence[str]) -> list[Path]:

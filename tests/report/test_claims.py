@@ -1,5 +1,6 @@
 """Claims: each number and verdict against closed forms on made-up runs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def runs(levels: dict[str, list[float]] = LEVELS, seeds: int = 10, noise: float 
         for seed in range(seeds):
             for rate, level in zip(RATES, by_rate, strict=True):
                 keys = USUAL | FREE | arm | {"arm": f"grpo {name} {rate}", "seed": seed, "learning_rate": rate}
+                config = {"model": {"config": {"num_hidden_layers": 4}}, "routing": {"replay": arm.get("routing", "off")}, "updates": 3}
+                keys["config"] = json.dumps(config | {"evaluation": {"every": len(name)}})
                 shift = noise * generator.standard_normal()
                 start = 0.5 if name.startswith("dense") else 0.4
                 rows.append(keys | {"step": 0, "metric": "eval_accuracy", "value": start})
@@ -84,6 +87,47 @@ def test_reference_that_gains_nothing_leaves_a_claim_open(monkeypatch: pytest.Mo
     recorded = runs(LEVELS | {"off": [0.3, 0.2, 0.1]})
     row = judged(monkeypatch, recorded, claim((1, PINNED), (-1, FREE))).iloc[0]
     assert (row["verdict"], np.isnan(row["estimate"])) == ("open", True)
+
+
+def test_gain_is_over_the_start_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = {"learning_rate": 2e-4}
+    (row,) = judged(monkeypatch, runs(), claim((1, TWIN | at), (-1, PINNED | at), metric="gain")).to_dict("records")
+    assert row["estimate"] == pytest.approx(0.2 - 0.2, abs=0.01)
+
+
+def test_measured_dial_takes_the_place_of_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = runs()
+    kl = recorded.steps["metric"] == "rollout_kl_k3"
+    # What the dial measures is its square, so ratios are too.
+    recorded.steps.loc[kl, "value"] = recorded.runs["learning_rate"].reindex(recorded.steps["run"][kl]).to_numpy() ** 2
+    by_value, by_kl = (claim((1, PINNED), (-1, FREE), dial=dial) for dial in (None, "rollout_kl_k3"))
+    table = judged(monkeypatch, recorded, by_value, by_kl)
+    assert table.loc[1, "estimate"] == pytest.approx(table.loc[0, "estimate"] ** 2)
+
+
+@pytest.mark.parametrize(("pinned", "verdict"), [([0.6, 0.6, 0.4], "right"), ([0.6, 0.3, 0.2], "open")])
+def test_verdict_that_does_not_repeat_is_open(
+    monkeypatch: pytest.MonkeyPatch, pinned: list[float], verdict: str
+) -> None:
+    recorded = {"cell": runs(), "cell_autoclip": runs(LEVELS | {"pinned": pinned}, seeds=3)}
+    monkeypatch.setattr(report_page, "ended", lambda _, name: {name: recorded[name]})
+    cost = claim((1, PINNED), (-1, FREE), again="_autoclip")
+    assert claims.judged([cost], Path("nowhere"))["verdict"].tolist() == [verdict]
+
+
+@pytest.mark.parametrize("key", ["updates", "model.config.num_hidden_layers"])
+def test_claim_whose_sides_differ_in_more_than_it_says_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    recorded, at = runs(), {"learning_rate": 2e-4}
+    deep = recorded.runs["config"].str.replace('"num_hidden_layers": 4', '"num_hidden_layers": 8')
+    other = {"updates": recorded.runs["config"].str.replace('"updates": 3', '"updates": 4')}
+    changed = other.get(key, deep)
+    recorded.runs["config"] = changed.where(recorded.runs["routing"] == "pinned", recorded.runs["config"])
+    with pytest.raises(UserError, match=f"also differ in {key}"):
+        judged(monkeypatch, recorded, claim((1, PINNED | at), (-1, FREE | at), metric="accuracy"))
+    if key != "updates":  # said, it is compared
+        said = [side | at | {key: layers} for side, layers in ((PINNED, 8), (FREE, 4))]
+        row = judged(monkeypatch, recorded, claim((1, said[0]), (-1, said[1]), metric="accuracy")).iloc[0]
+        assert row["estimate"] == pytest.approx(0.2, abs=0.01)
 
 
 @pytest.mark.parametrize(
