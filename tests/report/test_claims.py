@@ -29,8 +29,9 @@ def runs(levels: dict[str, list[float]] = LEVELS, seeds: int = 10, noise: float 
         for seed in range(seeds):
             for rate, level in zip(RATES, by_rate, strict=True):
                 keys = USUAL | FREE | arm | {"arm": f"grpo {name} {rate}", "seed": seed, "learning_rate": rate}
-                config = {"model": {"config": {"num_hidden_layers": 4}}, "routing": {"replay": arm.get("routing", "off")}, "updates": 3}
-                keys["config"] = json.dumps(config | {"evaluation": {"every": len(name)}})
+                config: dict[str, Any] = {"model": {"config": {"num_hidden_layers": 4}}, "updates": 3}
+                config |= {"routing": {"replay": arm.get("routing", "off")}, "evaluation": {"every": len(name)}}
+                keys["config"] = json.dumps(config)
                 shift = noise * generator.standard_normal()
                 start = 0.5 if name.startswith("dense") else 0.4
                 rows.append(keys | {"step": 0, "metric": "eval_accuracy", "value": start})
