@@ -319,7 +319,7 @@ class RunConfig(_Group):
     cold_start: ColdStartConfig = ColdStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     measure: Literal["all", "little"] = "all"
-    """little: only rewards, accuracy, loss, entropy and gradient norm; no ratios, no routers."""
+    """little: only rewards, accuracy, loss, entropy, gradient norm and mismatch; no ratios of updates, no routers."""
     probe: ProbeConfig = ProbeConfig()
     collapse: CollapseConfig = CollapseConfig()
     checkpoint_every: Count = 80  # gradient updates, rounded up to whole rollouts; changes no recorded number

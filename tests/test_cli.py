@@ -255,7 +255,7 @@ ELSEWHERE = {
     "report --formt png": "--formt",
     "report --results . --format gif": "gif",
     "report --results . --figure fig99": "fig99",
-    "report --results . --figure fig05": "experiment=staleness",
+    "report --results . --figure fig05": "experiment=tolerance_staleness",
     "report --results . --figure fig05 --experiment small": "updates_per_rollout",
     "status --experiment x\x1b": "\\x1b",
     "status --results nowhere": "nowhere",

@@ -102,7 +102,7 @@ def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
 
 
 class _Recorded(NamedTuple):
-    """An experiment: ``facts`` has its runs, and the numbers of their configs by dotted key; ``configs`` these alone."""
+    """An experiment: ``facts`` has its runs and the numbers of their configs by dotted key; ``configs`` these alone."""
 
     whole: Results
     configs: pd.DataFrame

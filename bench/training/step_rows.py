@@ -58,6 +58,15 @@ class Measured:
 
 
 @torch.no_grad()
+def mismatch_columns(compared: tuple[Rollout, OldPolicy] | None) -> dict[str, Tensor]:
+    """Return how the sampler's log-probabilities differ from the trainer's on the rows ``compared``."""
+    if compared is None:
+        return {}
+    sampled, recomputed = compared
+    return token_metrics.of_mismatch(sampled.logprobs_BT, recomputed.logprobs_BT, sampled.sequences.response_mask_BT)
+
+
+@torch.no_grad()
 def rollout_columns(
     rollout: Rollout,
     old: OldPolicy,
@@ -70,12 +79,7 @@ def rollout_columns(
     They are: sampler against trainer, the experts' load, and drift since the cold start. Sampler and trainer are
     compared on the rows whose forward the trainer computed, ``compared``. ``experts`` is E, 0 for a dense model.
     """
-    mask_BT = rollout.sequences.response_mask_BT
-    overall: dict[str, Tensor] = {}
-    if compared is not None:
-        sampled, recomputed = compared
-        compared_BT = sampled.sequences.response_mask_BT
-        overall |= token_metrics.of_mismatch(sampled.logprobs_BT, recomputed.logprobs_BT, compared_BT)
+    mask_BT, overall = rollout.sequences.response_mask_BT, mismatch_columns(compared)
     if rollout.routes_LBFK is None:
         return Measured(overall, {}, {})
     load = routing_drift.load(rollout.routes_LBFK, mask_BT, experts)
@@ -89,6 +93,8 @@ def rollout_columns(
         layers[EXPERT_CHANGE_SINCE_START] = since_start.expert_L
     if compared is None:
         return Measured(overall, layers, {})
+    sampled, recomputed = compared
+    compared_BT = sampled.sequences.response_mask_BT
     assert sampled.routes_LBFK is not None
     assert sampled.router_logprobs_LBTE is not None  # recorded together with routes
     assert recomputed.routes_LBFK is not None

@@ -25,7 +25,7 @@ from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy, as_sampled, check_sampler
 from steadymoe.bench.training.probes import Probe, UpdateProbe, replay_columns
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
-from steadymoe.bench.training.step_rows import Measured, Row, StepRows, rollout_columns
+from steadymoe.bench.training.step_rows import Measured, Row, StepRows, mismatch_columns, rollout_columns
 from steadymoe.models.engine import Sampler
 
 ROLLOUT_SECONDS, OLD_POLICY_SECONDS, PROBE_SECONDS = names("rollout_seconds", "old_policy_seconds", "probe_seconds")
@@ -277,7 +277,7 @@ class Trainer:
     ) -> tuple[UpdateProbe | None, Measured]:
         """Return the probe that measures after each update of this step, or None, and the rollout's measurements."""
         if not self._measures:
-            return None, Measured({}, {}, {})
+            return None, Measured(mismatch_columns(compared), {}, {})
         every, since_start, probe = self.config.in_rollouts(self.config.probe.every), None, None
         replay: dict[str, Tensor] = {}
         if step % every == 1 % every:

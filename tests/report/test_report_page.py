@@ -188,7 +188,7 @@ def test_report_is_built_from_recorded_runs(recorded: Path) -> None:
     lacking = [each.id for each in FIGURES.values() if each.id not in DRAWN and not each.needs_own]
     assert "fig18" not in lacking
     assert [line.split()[0] for line in made.missing] == lacking
-    assert "fig05 staleness_grid lacks ended runs of staleness: steadymoe run experiment=staleness" in made.missing
+    assert "fig10 drift lacks ended runs of drift: steadymoe run experiment=drift" in made.missing
     page = Page()
     page.feed((recorded / "report.html").read_text())
     assert page.sources

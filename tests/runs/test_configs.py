@@ -64,7 +64,7 @@ def trained_models() -> list[Any]:
 
 def trained_experiments() -> list[Any]:
     """Every experiment; all but one of each setting wait."""
-    quick = ("dose", "every_algorithm", "quickstart", "tolerance_long")
+    quick = ("dose", "every_algorithm", "quickstart", "gspo")
     return [run_of([f"experiment={name}"], waits=name not in quick) for name in conf.names("experiment")]
 
 

@@ -15,10 +15,10 @@ def test_rollouts_and_prompts_follow_from_updates(per_rollout: int, rollouts: in
 
 
 def test_sweep_points_share_settings_but_not_folders() -> None:
-    words = ["experiment=staleness", "algorithm=gspo", "seed=0"]
+    words = ["experiment=tolerance_staleness", "algorithm=gspo", "seed=0", "updates_per_rollout=4,8,16"]
     runs = compose.plan(words, multirun=True)
-    assert [run.config.prompts for run in runs] == [16, 32, 64]
-    assert [run.config.rollouts for run in runs] == [40, 20, 10]
+    assert [run.config.prompts for run in runs] == [32, 64, 128]
+    assert [run.config.rollouts for run in runs] == [128, 64, 32]
     swept = {key for run in runs for key in run.axes}
     assert len({identity.settings_hash(run.plain, swept) for run in runs}) == 1
     assert len({run.folder for run in runs}) == len({run.config_hash for run in runs}) == 3

@@ -102,13 +102,13 @@ _twins = _needs("runs of a model with experts and of one without", lambda steps:
 # fmt: off
 _LIST = [
     FigureSpec("overview", "overview", curves.overview, "quickstart", records=("reward",)),
-    FigureSpec("fig01", "reward_compute", curves.reward_compute, "quickstart",
+    FigureSpec("fig01", "reward_compute", curves.reward_compute, "gspo",
                varies=("arm", "algorithm"), records=("reward",)),
-    FigureSpec("fig02", "clip_fraction", points.clip_fraction, "quickstart", records=("clip_fraction",)),
-    FigureSpec("fig03", "replay", curves.replay, "replay", varies=("routing",), records=("reward",)),
-    FigureSpec("fig05", "staleness_grid", curves.staleness_grid, "staleness",
+    FigureSpec("fig02", "clip_fraction", points.clip_fraction, "gspo", records=("clip_fraction",)),
+    FigureSpec("fig03", "replay", curves.replay, "gspo", varies=("routing",), records=("reward",)),
+    FigureSpec("fig05", "staleness_grid", curves.staleness_grid, "tolerance_staleness",
                varies=("updates_per_rollout", "algorithm")),
-    FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "twins",
+    FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "gspo",
                rule=_twins, takes=("histograms",)),
     FigureSpec("fig10", "drift", routing.drift, "drift",
                varies_one=tuple(routing.AXES), records=("expert_change_rate",), of_experts=True),
