@@ -84,9 +84,10 @@ def experts_matter(levels: pd.DataFrame, twins: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for seed, ours in levels.groupby("seed"):
         free = ours[ours["arm"] == "grpo"]
-        (pinned,) = (arm for arm in set(ours["arm"]) if "pinned" in arm)
-        tolerance, _ = of_arm(ours, pinned)
-        moe, its = (_at_best(each) for each in (free, ours[ours["arm"] == pinned]))
+        pinned = next((arm for arm in set(ours["arm"]) if "pinned" in arm), None)
+        tolerance = None if pinned is None else of_arm(ours, pinned)[0]
+        moe = _at_best(free)
+        its = pd.Series(nan, moe.index) if pinned is None else _at_best(ours[ours["arm"] == pinned])
         its_twin = twins[twins["seed"] == seed] if len(twins) else twins
         twin = _at_best(its_twin) if len(its_twin) else pd.Series(nan, moe.index)
         apart = abs(twin["start"] - moe["start"]), abs(twin["start_greedy"] - moe["start_greedy"])
@@ -106,10 +107,7 @@ def cells(recorded: Results) -> pd.DataFrame:
 
     The twin of a cell has its layers and fillers; without one, its columns are nan.
     """
-    configs = recorded.runs["config"].map(json.loads)
-    dials = {"layers": configs.map(lambda each: each["model"]["config"]["num_hidden_layers"])}
-    dials |= {"fillers": configs.map(lambda each: each["task"]["fillers"]), "experts": recorded.runs["experts"]}
-    tables, of_run = [], pd.DataFrame(dials)
+    tables, of_run = [], _dials(recorded)
     for (layers, fillers), its in of_run.groupby(["layers", "fillers"]):
 
         def levels(experts: int, its: pd.DataFrame = its) -> pd.DataFrame:
@@ -121,6 +119,25 @@ def cells(recorded: Results) -> pd.DataFrame:
             cell = pd.DataFrame({"layers": [layers], "fillers": [fillers], "experts": [experts]})
             tables.append(cell.merge(experts_matter(levels(experts), twins), how="cross"))
     return pd.concat(tables, ignore_index=True)
+
+
+def sharpening(recorded: Results, controls: Results) -> pd.DataFrame:
+    """Measure gate V8 in each cell that has controls: ``Learning`` by layers, fillers and experts."""
+    of_grpo, rows = _dials(recorded)[recorded.runs["routing"] == "off"], []
+    for cell, its in _dials(controls).groupby(["layers", "fillers", "experts"]):
+        runs = of_grpo.index[(of_grpo == list(cell)).all(axis=1)]
+        both = (recorded.where(recorded.runs.index.isin(runs)), controls.where(controls.runs.index.isin(its.index)))
+        measured = learns(*(ends(each.wide("eval_accuracy", "eval_greedy")) for each in both))
+        rows.append([*cell, *measured, measured.passes])
+    return pd.DataFrame(rows, columns=["layers", "fillers", "experts", *Learning._fields, "passes"])
+
+
+def _dials(recorded: Results) -> pd.DataFrame:
+    """Return layers, fillers and experts of each run."""
+    configs = recorded.runs["config"].map(json.loads)
+    layers = configs.map(lambda each: each["model"]["config"]["num_hidden_layers"])
+    fillers = configs.map(lambda each: each["task"]["fillers"])
+    return pd.DataFrame({"layers": layers, "fillers": fillers, "experts": recorded.runs["experts"]})
 
 
 def _at_best(runs: pd.DataFrame) -> pd.Series:
