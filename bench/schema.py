@@ -123,7 +123,7 @@ class AlgorithmConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True)
 class SavingsConfig(_Group):
-    """Work that need not be done; results are equal up to rounding (docs/sweeps.md)."""
+    """Work that need not be done; results are equal up to rounding (docs/commands.md)."""
 
     share_prompts: StrictBool = True  # compute each group's prompt once, if every layer attends to all positions before
     reuse_sampler_logprobs: Count | None = None
@@ -326,7 +326,7 @@ class RunConfig(_Group):
     checkpoint_keep: Count | None = None
     """Keep the weights after the rollout of this update, in the run's folder: weights-<rollout>.safetensors."""
     log: Literal["tensorboard", "wandb"] | None = None
-    """In addition to the record (docs/sweeps.md); WANDB_MODE=offline works, too."""
+    """In addition to the record (docs/commands.md); WANDB_MODE=offline works, too."""
     retry: Literal["all", "failed"] = "all"  # which unfinished runs to run: all, or failed (--retry-failed)
     correction: Mapping[str, Any]
     routing: RoutingConfig = RoutingConfig()

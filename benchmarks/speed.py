@@ -2,9 +2,9 @@
 
 A step samples G responses to each of P prompts and takes a few gradient updates on them. All trainers start from the
 same untrained weights and take turns, so that other work on the machine slows all of them. Scores are random, so that
-every group has a signal. docs/sweeps.md explains what is timed and shows what was recorded.
+every group has a signal. docs/commands.md explains what is timed and shows what was recorded.
 
-Shapes (docs/glossary.md): B sequences, F positions fed, S prompt and response positions, T response positions,
+Shapes (docs/metrics.md): B sequences, F positions fed, S prompt and response positions, T response positions,
 V vocabulary.
 """
 
@@ -43,7 +43,7 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
 MEASURED = Path("results/measured_speed/speed.json")  # ignored by git
-RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/sweeps.md")  # --record replaces both
+RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/commands.md")  # --record replaces both
 # Rollouts per block. Probes run in the first of a block (``config_of``), so only whole blocks compare.
 BLOCK = 4
 

@@ -75,7 +75,6 @@ VARY: dict[str, dict[str, list[object]]] = {
     "fig11": {"moe_layers": [2, 4, 8]},
     "fig14": {"engine": ["router_noise"], "strength": [0.0, 0.5, 2.0]},
     "fig17": {"learning_rate": [1e-4, 2e-4, 4e-4]},
-    "fig19": {"optimizer": ["adamw", "muon"], "learning_rate": [1e-4, 2e-4, 4e-4]},
 }
 
 
@@ -89,14 +88,10 @@ def value(metric: str, arm: dict[str, object], seed: int) -> float:
 def data(figure: str, names: list[str]) -> Results:
     """Return an experiment of these algorithms that has what ``figure`` varies."""
     vary = VARY.get(figure, {})
-    names = [*dict.fromkeys([*names, "grpo"])] if figure == "fig19" else names  # the reference
     values = {metric: lambda arm, seed, metric=metric: value(metric, arm, seed) for metric in METRICS}
     steps = long_table(values, arms(algorithm=names, **vary), seeds=SEEDS, steps=3)
     first = steps[(steps["metric"] == "eval_accuracy") & (steps["step"] == 1)].assign(step=0)
     steps = pd.concat([first, steps], ignore_index=True)
-    if figure == "fig19":  # every loss tolerates something
-        fall = steps["learning_rate"].map({1e-4: 0.0, 2e-4: 0.1, 4e-4: 0.5}) + 0.01 * steps["value"]
-        steps["value"] = (0.8 - fall).where(steps["step"] > 0, 0.1)
     counts = [
         {"arm": f"{name} {model}", "algorithm": name, "model": model, "seed": 0, "metric": metric, "bin": 20 + at}
         | {"count": 5 + at, "updates_per_rollout": 8, "minibatch_prompts": 4}

@@ -8,7 +8,7 @@ import pandas as pd
 from steadymoe.bench.report import paper, tables
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
 from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
-from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, in_settings, of_arm, order
+from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, of_arm, order
 
 # Column → what it is called. Of several that vary, the first is the dial, and the others divide the table.
 LABELS = {
@@ -59,16 +59,6 @@ def lacks(steps: pd.DataFrame) -> str | None:
     if len(several := merged[merged.map(len) > 1]):
         return f"runs that an arm tells apart: {' and '.join(map(str, several.iloc[0][:2]))} would be one"
     return "runs whose start and end were evaluated" if levels(steps)["start"].isna().all() else None
-
-
-def lacks_settings(steps: pd.DataFrame) -> str | None:
-    """Return what a table of ``Results.joined["steps"]`` lacks for a comparison of settings, or None."""
-    if (lack := lacks(steps)) is not None:
-        return lack
-    runs = levels(steps)
-    arms = [each.arm for each in in_settings(runs)] if runs["panel"].nunique() > 1 else []
-    is_twice = len(set(arms)) < len(arms)
-    return None if is_twice else "known multiples of a loss in 2 settings: join experiments, or see fig17"
 
 
 def ends(steps: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

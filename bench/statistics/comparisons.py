@@ -162,21 +162,6 @@ def is_decided(corrected: float, n: int) -> bool:
     return n >= MIN_TO_DECIDE and corrected < ALPHA
 
 
-def kendall_tau(a_NL: np.ndarray, b_NL: np.ndarray) -> np.ndarray:
-    """Return Kendall's τ-b between two rankings of L arms, in each of N draws; nan where all of one are tied (N,).
-
-    A pair of arms counts 1 if both rankings order it alike and −1 if not, and is left out of the number of pairs of a
-    ranking in which it is tied (Kendall 1945). Values may be infinite; equal ones are tied.
-    """
-    first, second = np.triu_indices(a_NL.shape[1], 1)  # scipy's takes one ranking at a time, half a minute for a figure
-    a_NP, b_NP = (
-        (each[:, first] > each[:, second]).astype(float) - (each[:, first] < each[:, second]) for each in (a_NL, b_NL)
-    )
-    pairs_N = np.sqrt(np.square(a_NP).sum(1) * np.square(b_NP).sum(1))
-    with np.errstate(invalid="ignore"):
-        return (a_NP * b_NP).sum(1) / pairs_N
-
-
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Test whether each difference is as likely as its negative; two-sided p (Fisher 1935, section 21).
 

@@ -18,22 +18,19 @@ A table of *levels* has a row for each run: arm, algorithm, value (of the dial),
 before and after training), and panel if there are several settings, each with its own reference.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE, kendall_tau
-from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, half_of_draws, over_seeds, t_quantile
+from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
+from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, Estimate, half_of_draws, t_quantile
 
 REFERENCE = "grpo"
 SHARE = 0.5
-"""Of the reference's gain: of shares between 0.25 and 0.9 the one with the least noise (results/ruler)."""
+"""Of the reference's gain: of shares between 0.25 and 0.9 the one with the least noise (results/log.md)."""
 
 
 class Best(NamedTuple):
@@ -141,23 +138,6 @@ def threshold(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: 
         raise ValueError(f"the reference has no run at {at:g}, which sets the threshold")
     best_N = levels_NE.max(1) if at is None else levels_NE[:, reference.values_D.tolist().index(at)]
     return start_N + SHARE * (best_N - start_N)
-
-
-def ranked_in_draws(
-    curves: Sequence[Curve], start_S: np.ndarray, draws_NS: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the crossing and the best level of each of L losses in each draw of seeds, both (N, L), for their ranks.
-
-    The first curve is the reference's. A loss below the threshold everywhere has the crossing 0; one that never
-    falls below it has the end of its dial.
-    """
-    means = [curve.levels_DS[:, draws_NS].mean(-1).T for curve in curves]
-    threshold_N = threshold(curves[0], start_S[draws_NS].mean(1), means[0])
-    crossed = [
-        np.minimum(crossings(mean_ND, curve.values_D, threshold_N), curve.values_D[-1])
-        for mean_ND, curve in zip(means, curves, strict=True)
-    ]
-    return np.nan_to_num(np.stack(crossed, 1), nan=0.0), np.stack([each.max(1) for each in means], 1)
 
 
 def of_curves(
@@ -275,64 +255,3 @@ def heights(levels: pd.DataFrame, at: float | None = None) -> tuple[float, float
 def order(tolerance: Tolerance | None) -> float:
     """Return the crossing for ranks, largest first: a loss that tolerates nothing, or is not known, comes last."""
     return -1.0 if tolerance is None or np.isnan(tolerance.crossing) else tolerance.crossing
-
-
-class InSetting(NamedTuple):
-    """A loss in one of several settings."""
-
-    panel: str
-    arm: str
-    tolerance: Tolerance
-    difference: Estimate
-    """Its sampled accuracy at its best value less the reference's at its own, over the seeds of both."""
-
-
-def in_settings(levels: pd.DataFrame) -> list[InSetting]:
-    """Return each arm but the reference in each panel of ``levels`` in which its ratio is known."""
-    known = []
-    for panel, ours in levels.groupby("panel", sort=False):
-        reference = _reference_arm(ours)
-        if reference is None:
-            continue
-        theirs = _by_seed(ours, reference).loc[of_arm(ours, reference)[1]]
-        for arm in dict.fromkeys(map(str, ours["arm"])):
-            tolerance, best = of_arm(ours, arm)
-            if arm != reference and tolerance is not None and np.isfinite(tolerance.ratio):
-                apart = np.asarray((_by_seed(ours, arm).loc[best] - theirs).dropna(), dtype=float)
-                known.append(InSetting(str(panel), arm, tolerance, over_seeds(apart.tolist())))
-    return known
-
-
-def agreement(levels: pd.DataFrame, arms: Sequence[str]) -> tuple[Estimate, Estimate]:
-    """Return Kendall's τ between settings, of tolerances and of accuracies at the best values.
-
-    Settings are the panels of ``levels``; ``arms`` are ranked beside the reference, all of them in every panel. τ is
-    the mean over the pairs of panels. Its interval is Student's with the error of a bootstrap over the seeds of each
-    panel, paired between losses, cut at −1 and 1; none below five seeds. n is the smallest number of seeds that all
-    losses of a panel share; without one, or where a panel ties all losses, τ is nan.
-    """
-    generator, ranked, counts = np.random.default_rng(0), [], []
-    for _, ours in levels.groupby("panel", sort=False):
-        tables = [_by_seed(ours, arm) for arm in (str(_reference_arm(ours)), *arms)]
-        seeds = reduce(pd.Index.intersection, [table.columns for table in tables])
-        if seeds.empty:
-            return Estimate(np.nan, np.nan, np.nan, 0), Estimate(np.nan, np.nan, np.nan, 0)
-        start_S = ours.groupby("seed")["start"].first()[seeds].to_numpy()
-        resampled = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
-        draws_NS = np.vstack([np.arange(len(seeds)), resampled])
-        ranked.append(ranked_in_draws([_curve(each, seeds) for each in tables], start_S, draws_NS))
-        counts.append(len(seeds))
-    tolerances, accuracies = (
-        _tau_of_draws(np.mean([kendall_tau(*pair) for pair in combinations(numbers, 2)], axis=0), min(counts))
-        for numbers in zip(*ranked, strict=True)
-    )
-    return tolerances, accuracies
-
-
-def _tau_of_draws(tau_N: np.ndarray, n: int) -> Estimate:
-    """Return the τ of the recorded seeds, which come first, with an interval by the draws that have one."""
-    tau, known_N = float(tau_N[0]), tau_N[1:][~np.isnan(tau_N[1:])]
-    if np.isnan(tau) or n < MIN_TO_DECIDE:
-        return Estimate(tau, np.nan, np.nan, n)
-    half = half_of_draws(known_N, n)
-    return Estimate(tau, max(-1.0, tau - half), min(1.0, tau + half), n)

@@ -1,4 +1,4 @@
-"""The timings are of real steps, and docs/sweeps.md shows what was recorded."""
+"""The timings are of real steps, and docs/commands.md shows what was recorded."""
 
 import json
 import time

@@ -7,10 +7,9 @@ from small_figures import results_of
 
 from steadymoe.bench.report import tolerances
 from steadymoe.bench.report.figures import find
-from steadymoe.bench.statistics.tolerance import SHARE, agreement, of_arm
+from steadymoe.bench.statistics.tolerance import SHARE, of_arm
 
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)
-PLACES = ("made", "other", "third")
 OCTAVES = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
 FIXED = {
     **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "off"},
@@ -36,14 +35,6 @@ def sweep(
                 measured |= {("eval_greedy", 0): 0.6, ("eval_greedy", 30): level + 0.05}
                 rows += [run | {"metric": metric, "step": step, "value": v} for (metric, step), v in measured.items()]
     return pd.DataFrame(rows)
-
-
-def with_vespo(steps: pd.DataFrame) -> pd.DataFrame:
-    """These runs and those of a loss that tolerates a little more than GRPO without a clip."""
-    vespo = steps[steps["algorithm"] == "grpo_unclipped"].assign(algorithm="vespo")
-    vespo["arm"] = vespo["arm"].str.replace("grpo_unclipped", "vespo")
-    vespo.loc[vespo["learning_rate"] >= 8e-4, "value"] += 0.03
-    return pd.concat([steps, vespo])
 
 
 def test_a_dense_twin_has_a_start_a_threshold_and_a_reference_of_its_own() -> None:
@@ -148,78 +139,6 @@ def test_the_figure_notes_curves_and_crossings() -> None:
     crossings = numbers[numbers["panel"] == "crossing"].set_index("series")
     assert crossings["x"]["gspo"] == pytest.approx(2 * crossings["x"]["grpo"], rel=0.05)
     assert crossings["mean"].tolist() == pytest.approx([0.4 + SHARE * 0.4] * len(crossings), abs=0.02)
-
-
-def test_settings_are_drawn_side_by_side() -> None:
-    (spec,) = find(["carry_over"])
-    alone, joined = sweep(), pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third", seeds=3)])
-    assert "known multiples of a loss in 2 settings" in str(spec.lacks(results_of(alone)))
-    assert spec.lacks(results_of(joined)) is None
-    figure = spec.figure(results_of(joined))
-    numbers = figure.numbers.set_index(["panel", "series"])
-    multiples = numbers.loc["multiple", "mean"]
-    assert multiples["gspo, other"] == pytest.approx(2, rel=0.05)
-    assert multiples["grpo_unclipped, other"] == pytest.approx(0.5, rel=0.05)
-    assert set(multiples.index) == {f"{loss}, {place}" for loss in ("gspo", "grpo_unclipped") for place in PLACES}
-    ours = alone[(alone["metric"] == "eval_accuracy") & (alone["step"] == 30)]
-    best = ours.groupby(["algorithm", "learning_rate"])["value"].mean().groupby("algorithm").max()
-    assert numbers.loc[("difference", "gspo, made"), "mean"] == pytest.approx(best["gspo"] - best["grpo"])
-    assert numbers.loc["multiple", "n"].groupby(level=0).first().to_dict() == {
-        series: 3 if series.endswith("third") else 5 for series in multiples.index
-    }
-    assert "Kendall" not in figure.caption, "two losses beside the reference have no rank correlation"
-    caption = spec.figure(results_of(with_vespo(joined))).caption
-    assert "4 losses of all settings" in caption
-    assert "is 1.00 for the multiples" in caption  # without an interval: one setting has three seeds
-    of_five = with_vespo(joined)[lambda steps: steps["experiment"] != "third"]
-    assert "is 1.00 [" in spec.figure(results_of(of_five)).caption
-
-
-def test_agreement_of_settings_has_an_interval_over_seeds() -> None:
-    """Losses far apart rank alike in every draw; two that the seeds do not separate swap in some."""
-    far = pd.concat([sweep(), sweep(experiment="other")])
-    tolerated, best = agreement(tolerances.levels(far), ["gspo", "grpo_unclipped"])
-    assert (tolerated.mean, tolerated.low, tolerated.high, tolerated.n) == (1, 1, 1, 5)
-    assert best.mean == best.high == 1
-    assert best.low < 0, "their best levels differ by noise alone"
-    other = far["experiment"] == "other"
-    swapped = far["algorithm"].map({"gspo": "grpo_unclipped", "grpo_unclipped": "gspo"}).where(other, far["algorithm"])
-    against = far.assign(algorithm=swapped.fillna(far["algorithm"]))
-    assert agreement(tolerances.levels(against), ["gspo", "grpo_unclipped"])[0].mean == -1
-    twin = far[far["algorithm"] == "gspo"].assign(algorithm="vespo")
-    noise = np.random.default_rng(1).standard_normal(len(twin))
-    is_end = (twin["metric"] == "eval_accuracy") & (twin["step"] == 30)
-    twin["value"] += 0.05 * noise * is_end
-    twins = tolerances.levels(pd.concat([far, twin]))
-    assert agreement(twins, ["gspo", "grpo_unclipped", "vespo"])[0].low < 0.9
-
-
-@pytest.mark.parametrize("seeds", [1, 4])
-def test_few_seeds_have_a_rank_correlation_without_an_interval(seeds: int) -> None:
-    (spec,) = find(["carry_over"])
-    steps = with_vespo(pd.concat([sweep(seeds=seeds), sweep(experiment="other", seeds=seeds)]))
-    assert "is 1.00 for the multiples" in spec.figure(results_of(steps)).caption
-
-
-def test_setting_without_grpo_is_dropped_and_unshared_seeds_have_no_tau() -> None:
-    (spec,) = find(["carry_over"])
-    steps = with_vespo(pd.concat([sweep(), sweep(experiment="other"), sweep(experiment="third")]))
-    without = steps[(steps["experiment"] != "third") | (steps["algorithm"] != "grpo")]
-    assert "4 losses of all settings" in spec.figure(results_of(without)).caption
-    is_early = steps["seed"] < 2
-    apart = steps[np.where(steps["algorithm"] == "gspo", is_early, ~is_early | (steps["algorithm"] == "grpo"))]
-    assert "is unknown for the multiples" in spec.figure(results_of(apart)).caption
-
-
-def test_ratio_beyond_the_grid_has_an_open_mark() -> None:
-    (spec,) = find(["carry_over"])
-    cut = pd.concat([sweep(), sweep(experiment="other")])
-    beyond = (cut["algorithm"] == "gspo") & (cut["learning_rate"] > 2e-4) & (cut["experiment"] == "other")
-    figure = spec.figure(results_of(cut[~beyond]))
-    bound = figure.numbers.set_index(["panel", "series"]).loc[("multiple", "gspo, other")]
-    assert bound["high"] == np.inf
-    marks = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
-    assert [line.get_markerfacecolor() for line in marks].count("white") == 1
 
 
 def test_legend_names_an_arm_that_the_first_panel_lacks() -> None:

@@ -14,7 +14,6 @@ from steadymoe.bench.statistics.tolerance import (
     best_value,
     crossings,
     of_curves,
-    ranked_in_draws,
     threshold,
     tops,
 )
@@ -245,21 +244,6 @@ def test_intervals_have_nominal_coverage(seeds: int) -> None:
         for _ in range(200)
     ]
     assert np.mean(np.array(null) < 0.05) <= 0.1
-
-
-def test_draws_are_ranked_by_crossing_and_best_level() -> None:
-    """A draw is the losses' mean over its seeds. Two have no crossing: below the threshold everywhere, and nowhere."""
-    reference, more = shifted(0.0, 5), shifted(1.0, 5)
-    levels, start = (reference, more, np.full((4, 5), 0.3), np.full((4, 5), 0.79)), np.linspace(0.3, 0.5, 5)
-    curves = [of(each) for each in levels]
-    draws = np.array([[0, 1, 2, 3, 4], [4, 4, 4, 4, 4]])
-    crossed_NL, best_NL = ranked_in_draws(curves, start, draws)
-    for draw, seeds in enumerate(draws):
-        theirs, ours = (each[:, seeds].mean(1) for each in (reference, more))
-        height = start[seeds].mean() + SHARE * (theirs.max() - start[seeds].mean())
-        expected = [crossings(each[None], RATES, np.array([height]))[0] for each in (theirs, ours)]
-        assert crossed_NL[draw].tolist() == pytest.approx([*expected, 0.0, 8e-4])
-        assert best_NL[draw].tolist() == pytest.approx([theirs.max(), ours.max(), 0.3, 0.79])
 
 
 def test_dial_without_a_crossing_is_refused() -> None:

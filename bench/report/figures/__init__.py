@@ -121,7 +121,6 @@ _LIST = [
                rule=_one_engine),
     FigureSpec("fig17", "tolerance", tolerance.over_dial, "tolerance", rule=tolerances.lacks),
     FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_own_numbers, needs_own=True),
-    FigureSpec("fig19", "carry_over", tolerance.across_settings, "optimizers", rule=tolerances.lacks_settings),
 ]
 # fmt: on
 # By id, in the order of the paper.

@@ -2,7 +2,7 @@
 
 There are more algorithms than colours that can be told apart, so an algorithm is known by its colour and its line
 style together, and in a figure of points by its colour and its mark. A variant of an algorithm (a preset, routing
-replay on, another number) keeps colour and mark; its mark is open, and its line style is another.
+replay on, another number) keeps the mark, open, and the hue, lighter or darker; its line style is another.
 """
 
 import zlib
@@ -29,6 +29,8 @@ MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 TOGETHER = 8
 # How the marks of variants are filled, for a round through the line styles each; the last is that of users' algorithms.
 _FILLS = ["none", "left", "bottom", "right", "top"]
+# How much white (or, below 0, black) the colours of variants have.
+_SHADES = (0.0, 0.45, -0.45, 0.25, -0.25)
 # Every shipped algorithm, eight a line: its place gives its look. Algorithms of one line differ in colour, because they
 # are compared most. A new algorithm goes to the end, so that no other look changes.
 ALGORITHMS = (
@@ -143,4 +145,7 @@ def _varied(plain: Look, index: int) -> Look:
     if index == 0:
         return plain
     style = _ALL_STYLES[(_ALL_STYLES.index(plain.dashes) + index) % len(_ALL_STYLES)]
-    return Look(plain.colour, style, plain.marker, True, _FILLS[index // len(_ALL_STYLES) % (len(_FILLS) - 1)])
+    shade = _SHADES[index % len(_SHADES)]
+    colour = np.array(mpl.colors.to_rgb(plain.colour)) * (1 - abs(shade)) + max(0.0, shade)
+    fill = _FILLS[index // len(_ALL_STYLES) % (len(_FILLS) - 1)]
+    return Look(mpl.colors.to_hex(colour), style, plain.marker, True, fill)

@@ -35,47 +35,25 @@ def overview(steps: pd.DataFrame) -> DataFigure:
 
     A metric that no run recorded (``measure=little``, a dense model) has no panel.
     """
-    lines = colours.of_lines(steps)
-    groups, base = colours.groups(lines), compared(steps, lines)
-    recorded = set(steps["metric"])
-    shown = [metric for metric in _OVERVIEW if metric in recorded]
-    side = style.beside(2)
-    rows = -(-len(shown) // side)
-    with style.figure_style():
-        if len(groups) > 1:
-            figure, blocks = style.blocks(len(groups), len(shown), 1.7)
-        else:
-            below = 0 if base is None else 2 // side  # rows of differences
-            figure, axes = style.panels(rows + below, side, 2.1 * rows + 2.0 * below, style.TWO_COLUMNS)
-            blocks = [axes]
-        for axes, group in zip(blocks, groups, strict=True):
-            for axis, metric in zip(axes, shown, strict=False):
-                curves(axis, steps, metric, group)
-                if metric == CLIPPED:
-                    axis.set_yscale("symlog", linthresh=MIN_CLIPPED)
-        if len(groups) == 1 and len(shown) % side:  # an empty place in the grid of panels
-            axes[len(shown)].remove()
-        if base is not None:
-            differences(axes[side * rows], steps, REWARD, lines)
-            differences(axes[side * rows + 1], steps, ACCURACY, lines)
-        notes = " Clipped shares: the plain mean." + style.without_clip(steps) if CLIPPED in shown else ""
-        notes += style.below(steps, VARIANCE, _NOTHING) + style.covered(steps, shown)
-        return style.finish(figure, axes[0], style.describe(steps, log=True, against=base) + notes)
+    shown = [metric for metric in _OVERVIEW if metric in set(steps["metric"])]
+    notes = " Clipped shares: the plain mean." + style.without_clip(steps) if CLIPPED in shown else ""
+    return _beside(steps, shown, 2, notes + style.below(steps, VARIANCE, _NOTHING))
 
 
 def reward_compute(steps: pd.DataFrame) -> DataFigure:
     """Training reward and held-out accuracy against compute, algorithms compared (GSPO, 2507.18071, figure 1)."""
-    return _column(steps, (REWARD, ACCURACY), x=sampled_tokens(steps))
+    note = " Held-out accuracy is not smoothed."
+    return _beside(steps, (REWARD, ACCURACY), 3, note, differs=True, over_tokens=True)
 
 
 def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
-    return _column(steps, (REWARD, VARIANCE))
+    return _beside(steps, (REWARD, VARIANCE), 3, differs=True)
 
 
 def own_numbers(steps: pd.DataFrame) -> DataFigure:
     """The numbers that losses report, a panel for each of the first eight by name."""
-    return _column(steps, own_metrics(steps)[:_MAX_OWN])
+    return _beside(steps, own_metrics(steps)[:_MAX_OWN], 2)
 
 
 def own_metrics(steps: pd.DataFrame) -> list[str]:
@@ -83,24 +61,64 @@ def own_metrics(steps: pd.DataFrame) -> list[str]:
     return sorted(filter(columns.is_own, steps["metric"].unique()))
 
 
-def _column(steps: pd.DataFrame, metrics: Sequence[str], x: pd.Series | None = None) -> DataFigure:
-    """Draw one panel per metric over steps or ``x``, the sampled tokens, and with few seeds differences in reward."""
-    lines = colours.of_lines(steps)
-    groups, base = colours.groups(lines), compared(steps, lines)
-    count = len(metrics) + (base is not None)
+def _beside(
+    steps: pd.DataFrame,
+    metrics: Sequence[str],
+    across: int,
+    notes: str = "",
+    differs: bool = False,
+    over_tokens: bool = False,
+) -> DataFigure:
+    """Draw a panel for each metric, ``across`` of them side by side, over steps or sampled tokens.
+
+    Each model has a block of its own, and so has each group of more lines than a panel holds. With few seeds the last
+    panel of a block has differences in reward, if it ``differs``.
+    """
+    models = sorted(set(steps["model"]), key=lambda model: steps.loc[steps["model"] == model, "experts"].max() == 0)
+    named = {model: without_word(steps[steps["model"] == model], model, len(models) > 1) for model in models}
+    lines = {model: colours.of_lines(ours) for model, ours in named.items()}
+    rows = [(model, group) for model in models for group in colours.groups(lines[model])]
+    bases = {model: compared(named[model], lines[model]) if differs else None for model in models}
+    count, side = len(metrics) + any(bases.values()), style.beside(across)
     with style.figure_style():
-        figure, stacks = style.stacks(len(groups), count, 1.8, sharex=True)
-        for axes, group in zip(stacks, groups, strict=True):
+        if len(rows) > 1:
+            figure, blocks = style.blocks(len(rows), count, 1.8)
+        else:
+            down = -(-count // side)
+            figure, axes = style.panels(down, min(count, side), 2.1 * down, style.TWO_COLUMNS)
+            blocks = [axes]
+        for axes, (model, group) in zip(blocks, rows, strict=True):
+            ours, base = named[model], bases[model]
+            x, title = sampled_tokens(ours) if over_tokens else None, model if len(models) > 1 else ""
             for axis, metric in zip(axes, metrics, strict=False):
-                curves(axis, steps, metric, group, x=x)
+                curves(axis, ours, metric, group, x, f"{title}, {columns.label(metric)}" if title else "")
+                if metric == CLIPPED:
+                    axis.set_yscale("symlog", linthresh=MIN_CLIPPED)
             if base is not None:
-                differences(axes[-1], steps, REWARD, group, x=x)
-            for axis in axes:
-                axis.set_xlabel("" if axis not in style.lowest(axes) else _STEP if x is None else "sampled tokens")
+                differences(axes[count - 1], ours, REWARD, {base: lines[model][base]} | group, title, x)
+            for axis in axes[len(metrics) + (base is not None) :]:
+                axis.remove()
+            for axis in axes[:count]:
+                axis.set_xlabel(_STEP if x is None else "sampled tokens")
+                if not axis.has_data():  # a dense model has no experts
+                    axis.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
+                    axis.grid(visible=False)
+                    axis.text(0.5, 0.5, "none", ha="center", transform=axis.transAxes)
+            axes[0].set_title(title, loc="left")
+        base = next(filter(None, bases.values()), None)
         text = style.describe(steps, log=not _LOGARITHMIC.isdisjoint(metrics), against=base)
-        text += " Δ at equal sampled tokens." if x is not None and base is not None else ""
-        text += " Held-out accuracy is not smoothed." if ACCURACY in metrics else ""
-        return style.finish(figure, axes[0], text + style.covered(steps, metrics))
+        text += " Δ at equal sampled tokens." if over_tokens and base is not None else ""
+        return style.finish(figure, blocks[0][0], text + notes + style.covered(steps, metrics))
+
+
+def without_word(steps: pd.DataFrame, model: str, is_named: bool) -> pd.DataFrame:
+    """Return ``steps`` of one model with arms that do not name it, if several do."""
+    if not is_named:
+        return steps
+    words = {arm: arm.split(" ") for arm in steps["arm"].unique()}
+    return steps.assign(
+        arm=steps["arm"].map({arm: " ".join(w for w in its if w != model) for arm, its in words.items()})
+    )
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:

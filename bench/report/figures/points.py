@@ -36,7 +36,7 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
             axis.annotate(f"{estimate.mean:.2g}", (seeds.max(), row), **place)
             style.note(axis, arm, pd.DataFrame([vars(estimate)]), columns.label(CLIPPED))
         axis.set_xscale("symlog", linthresh=MIN_CLIPPED)
-        axis.set_xlim(0, 4)
+        axis.set_xlim(0, 1)
         axis.set_xticks([0, 1e-3, 1e-2, 1e-1, 1])
         style.named_rows(axis, names, top_down=True)
         text = f"Bar: mean over steps and seeds ({style.seeds(steps)}); dots: seeds.{style.without_clip(steps)}"

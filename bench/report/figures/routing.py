@@ -94,7 +94,7 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             axis.set_xlabel(AXES[x])
             axis.set_ylim(bottom=0)
             if len(group) > 1 or across > 1:
-                legends.append(style.legend(axis, title, width / across))
+                legends.append(style.legend(axis, title, width=width / across))
         style.leave_room(figure, legends, rows)
         for axis in axes[len(panels) :]:
             axis.remove()

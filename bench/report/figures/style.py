@@ -433,8 +433,16 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
             if paper.scale() > 1 or paper.current().columns == 1:
                 axis.set_xlabel(wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4)[0])
     if legend_from is not None:
-        first = [axes[0] for axes in figure.blocks] or [legend_from]
-        leave_room(figure, [legend(axis, title) for axis in first], figure.rows_of_blocks)
+        named: set[str] = set()
+        first = []
+        for axis in [axes[0] for axes in figure.blocks] or [legend_from]:
+            labels = set(axis.get_legend_handles_labels()[1])
+            first += [axis] if labels - named else []  # lines look alike in all blocks
+            named |= labels
+        above = figure if len(first) == 1 else None
+        leave_room(
+            figure, [legend(axis, title, above) for axis in first], figure.rows_of_blocks if len(first) > 1 else 1
+        )
     figure.caption = text
     return figure
 
@@ -454,12 +462,12 @@ def leave_room(figure: DataFigure, legends: Sequence[Legend], rows: int) -> None
     figure.set_figheight(figure.get_figheight() + max(0.0, highest - _ONE_LINE) * rows)
 
 
-def legend(axis: Axes, title: str | None, width: float | None = None) -> Legend:
-    """Add the legend of an axis above its figure or block; above its panel, which is ``width`` inches wide, if given.
+def legend(axis: Axes, title: str | None, above: DataFigure | None = None, width: float | None = None) -> Legend:
+    """Add the legend of an axis above its block, or the figure ``above``; if given a ``width``, above its panel.
 
-    An ending common to all labels can be the ``title``.
+    A panel is that many inches wide. An ending common to all labels can be the ``title``.
     """
-    parent: Any = axis.figure if width is None else axis
+    parent: Any = axis if width is not None else above or axis.figure
     place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
     if width is None:
         width, place = parent.bbox.width / parent.dpi, {"loc": "outside upper center"}
@@ -504,3 +512,5 @@ def _ticks(axis: Axes) -> None:
             each.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else fewest)
         each.set_major_formatter(_OneNotation())
         each.set_minor_formatter(ticker.NullFormatter())
+    if axis.get_xlabel().endswith("tokens"):
+        axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))  # 50k

@@ -10,12 +10,9 @@ from matplotlib.axes import Axes
 from steadymoe.bench.report import paper, tolerances
 from steadymoe.bench.report.figures import colours, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.statistics.estimates import Estimate, over_seeds
-from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, agreement, heights, in_settings, of_arm
+from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, heights, of_arm
 from steadymoe.bench.training import columns
-
-# A rank correlation of fewer losses, the reference included, says next to nothing.
-_MIN_RANKED = 4
 
 
 def over_dial(steps: pd.DataFrame) -> DataFigure:
@@ -116,64 +113,3 @@ def _draw(axis: Axes, panel: _Panel, arms: Mapping[str, colours.Look]) -> None:
             axis.plot([x, x], [0, 0.05], color=arms[name].colour, transform=axis.get_xaxis_transform())
             crossing = pd.DataFrame([{"x": x, "mean": both[1]}])
             style.note(axis, name, crossing, panel=f"{panel.called} crossing".strip())
-
-
-def across_settings(steps: pd.DataFrame) -> DataFigure:
-    """What losses tolerate in several settings, in multiples of GRPO's, and their best accuracy less GRPO's.
-
-    A setting is a panel of ``over_dial``. Open marks: the loss never falls below the threshold, so the multiple is a
-    lower bound.
-    """
-    levels = tolerances.levels(steps)
-    measured = in_settings(levels)
-    ratios = pd.Series({(each.arm, each.panel): each.tolerance.ratio for each in measured}).unstack()
-    names = np.log(ratios).mean(axis=1).sort_values(kind="stable").index.tolist()
-    settings = colours.ordered(dict.fromkeys(each.panel for each in measured))
-    end = 1.15 * max(x for each in measured for x in (each.tolerance.ratio, each.tolerance.high) if np.isfinite(x))
-    with style.figure_style():
-        height = 0.7 + (0.8 + 0.4 * len(settings)) * style.height_of(names)
-        figure, axes = style.panels(1, 2, height, style.TWO_COLUMNS, sharey=True)
-        for panel, arm, tolerance, difference in measured:
-            place, look = list(settings).index(panel), settings[panel]
-            row = names.index(arm) - 0.7 * ((place + 0.5) / len(settings) - 0.5)
-            ratio = Estimate(tolerance.ratio, tolerance.low, min(tolerance.high, end), tolerance.n)
-            if np.isinf(tolerance.high):
-                axes[0].plot(end, row, ">", color=look.colour, markersize=3)
-            is_bound = bool(np.isinf(tolerance.crossing))
-            style.dot(axes[0], f"{arm}, {panel}", row, ratio, look, "multiple", is_bound, high=tolerance.high)
-            style.dot(axes[1], f"{arm}, {panel}", row, difference, look, "difference")
-        for panel, look in settings.items():
-            axes[0].plot([], [], linestyle="none", color=look.colour, markersize=4.5, label=panel, **look.mark)
-        for axis, none in zip(axes, (1, 0), strict=True):
-            axis.axvline(none, color="#999999", linewidth=0.8, zorder=0)
-        style.named_rows(axes[0], style.wrapped(names))
-        axes[1].grid(visible=False, axis="y")
-        axes[0].set_xscale("log")
-        reference = paper.shown(REFERENCE, REFERENCE)
-        axes[0].set_xlabel(f"tolerated {tolerances.LABELS[tolerances.varying(steps)[0]]}, × {reference}'s")
-        axes[1].set_xlabel(f"accuracy at best, less {reference}'s")
-        text = (
-            f"Paired over seeds, n = {style.span([each.tolerance.n for each in measured])}, with a nominal 95 % "
-            "interval, an arrow where it ends beyond the grid; open: a lower bound, because the loss never falls below "
-            f"the threshold on its grid. Best values are chosen on these seeds.{_agreement(levels, ratios)}"
-        )
-        return style.finish(figure, axes[0], text)
-
-
-def _agreement(levels: pd.DataFrame, ratios: pd.DataFrame) -> str:
-    """Return the sentence on how alike the settings rank the losses that all of them have; "" for a few losses."""
-    shared = ratios.dropna().index.tolist()
-    if len(shared) + 1 < _MIN_RANKED:
-        return ""
-    taus = agreement(levels[levels["panel"].isin(ratios.columns)], shared)
-    of_multiples, of_accuracies = map(_tau_text, taus)
-    return (
-        f" Over the {len(shared) + 1} losses of all settings, Kendall's τ (mean of the pairs of settings) is "
-        f"{of_multiples} for the multiples and {of_accuracies} for the accuracies."
-    ).replace("-", "−")
-
-
-def _tau_text(tau: Estimate) -> str:
-    if np.isnan(tau.mean):
-        return "unknown"
-    return f"{tau.mean:.2f}" + ("" if np.isnan(tau.low) else f" [{tau.low:.2f}, {tau.high:.2f}]")
