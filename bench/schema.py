@@ -304,8 +304,8 @@ class RunConfig(_Group):
     seed: Annotated[StrictInt, Field(ge=0, le=_LARGEST)] = 0
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: bfloat16 forwards over fp32 weights, except grouped_mm experts (docs/models.md)."""
-    experts: Experts = "grouped_mm"  # how experts are computed; eager is the reference (docs/models.md)
+    """bf16: bfloat16 forwards over fp32 weights, except grouped_mm experts (docs/moe.md)."""
+    experts: Experts = "grouped_mm"  # how experts are computed; eager is the reference (docs/moe.md)
     threads: Annotated[StrictInt, Field(ge=1, le=_MAX_THREADS)] = 1  # more than one is not bitwise reproducible
     updates: Annotated[StrictInt, Field(ge=1, le=_MAX_UPDATES)] = 240  # rounded up to whole rollouts
     updates_per_rollout: Annotated[StrictInt, Field(ge=1, le=_MAX_UPDATES)] = 8  # GSPO's authors: 4 (2507.18071, 5.1)

@@ -48,7 +48,12 @@ SUMMARY = {
 }
 # The same for the table of models.
 MODELS = {
+    "gain": ("eval_accuracy", "rise"),
+    columns.short("norm_cut"): ("norm_cut", "mean"),
+    "step of routers": ("relative_step_routers", "mean"),
+    "step of others": ("relative_step_others", "mean"),
     columns.short("expert_change_per_update"): ("expert_change_per_update", "mean"),
+    columns.short("token_ratio_variance"): ("token_ratio_variance", "median"),
     columns.short("rollout_expert_disagreement"): ("rollout_expert_disagreement", "mean"),
     "final reward": ("reward", "last"),
 }
@@ -74,8 +79,11 @@ CAPTION = (
     "not finite a run counts with a reward and an accuracy of 0."
 )
 MODELS_CAPTION = (
-    f"Mean over seeds with {INTERVAL}. Active parameters: the parameters that one token uses. Numbers of a run: expert "
-    "change per update is the mean over steps of the expert-change rate from before to after one gradient update; "
+    f"Mean over seeds (geometric for the variance) with {INTERVAL}. Active parameters: those that one token uses. "
+    "Tokens per expert: sampled tokens of an update that reach an expert, on average. Numbers of a run: gain is "
+    "held-out accuracy at the end less that at the start; norm cut is the share of updates with a clipped gradient; "
+    "steps are ‖ΔW‖/‖W‖ of an update; expert change per update is the mean over steps of the expert-change rate from "
+    "before to after one gradient update; the variance is the median over steps; "
     "sampler–trainer disagreement is the mean over steps of the expert-change rate between the sampling forward and "
     "the training forward at the same weights; share of routing is 1 − E[(log r pinned)²] / E[(log r free)²] over all "
     f"updates; final reward is the mean of the last {LAST_STEPS} steps."
@@ -90,6 +98,7 @@ def _means(curve: pd.Series) -> pd.Series:
 NUMBERS: dict[str, Callable[[pd.Series], Any]] = {
     "last": lambda curve: _means(curve).iloc[-1],
     "fall": lambda curve: (means := _means(curve)).max() - means.iloc[-1],
+    "rise": lambda curve: curve.iloc[-1] - curve.iloc[0],
     "gain": lambda curve: _means(curve).iloc[-1] - curve.iloc[0],
     "first": lambda curve: curve.iloc[0],
     "end": lambda curve: curve.iloc[-1],
@@ -208,18 +217,23 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of an experiment that compares models: one row per arm with a router, sizes, ``MODELS``.
+    """Return the table of an experiment that compares models: one row per arm, sizes, ``MODELS``.
 
-    Empty if fewer than two models have routers.
+    Empty with one model, or if none has a router.
     """
-    routed = runs[runs["experts"] > 0]
-    if routed["model"].nunique() < 2:
+    if runs["model"].nunique() < 2 or not (runs["experts"] > 0).any():
         return pd.DataFrame()
     shares = routing_share(steps, ["arm"]).groupby("arm").agg(list)
-    by_arm = routed.groupby("arm")
-    table = by_arm[["parameters", "active_parameters", "moe_layers", "top_k", "experts"]].first().astype(int)
+    by_arm = runs.groupby("arm")
+    sizes = by_arm[["top_k", "experts", "updates_per_rollout"]].first()
+    table = by_arm[["parameters", "active_parameters"]].first().astype(int)
     table.insert(0, "n", by_arm.size())
-    table["experts"] = table.pop("top_k").astype(str) + " of " + table["experts"].astype(str)
+    routed = sizes["experts"] > 0
+    of_all = sizes["top_k"].map("{:g}".format) + " of " + sizes["experts"].map("{:g}".format)
+    table["experts"] = of_all.where(routed, "dense")
+    a_step = steps[steps["metric"] == "tokens_sampled"].groupby("arm")["value"].mean()
+    share = (sizes["top_k"] / sizes["experts"]).where(routed, 1.0)
+    table["tokens per expert"] = (a_step / sizes["updates_per_rollout"] * share).round(1)
     table = table.join(_estimates(steps, MODELS))
     of_routing = pd.Series({arm: over_seeds(shares.get(arm, [])) for arm in table.index}, dtype=object)
     table.insert(table.shape[1] - 1, "share of routing", of_routing)  # before the final reward

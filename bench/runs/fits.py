@@ -299,7 +299,7 @@ def check_memory(config: RunConfig, task: Task) -> None:
     if needed > there:
         raise ValueError(
             f"the run needs at least {needed / 2**30:,.0f} GiB of memory, but {config.device} has "
-            f"{there / 2**30:,.0f} GiB here; lower the number of prompts or responses (docs/models.md)"
+            f"{there / 2**30:,.0f} GiB here; lower the number of prompts or responses (docs/moe.md)"
         )
 
 

@@ -401,6 +401,8 @@ def test_model_table_has_sizes_and_estimates() -> None:
             "rollout_expert_disagreement": lambda arm, seed: 0.1 * (seed + (arm["model"] == "micro")),
             "log_ratio_moment_free": lambda arm, seed: 4.0,
             "log_ratio_moment_pinned": lambda arm, seed: 1.0 + seed,
+            "tokens_sampled": lambda arm, seed: 800.0,
+            "eval_accuracy": lambda arm, seed: 0.1 * arm["step"],
         },
         compared,
     )
@@ -410,12 +412,16 @@ def test_model_table_has_sizes_and_estimates() -> None:
     runs = steps.drop_duplicates(["arm", "seed"]).assign(parameters=400, active_parameters=100, top_k=2)
     runs.loc[runs["model"] == "dense_micro", "experts"] = 0
     made = tables.models(steps, runs)
-    assert made["arm"].tolist() == ["micro", "olmoe_micro"]
-    assert made["experts"].tolist() == ["2 of 8", "2 of 8"]
-    assert made["active parameters"].tolist() == [100, 100]
-    np.testing.assert_allclose(made["sampler–trainer disagreement"].iloc[0].mean, 0.2)
-    share = made["share of routing"].iloc[0]
+    assert made["arm"].tolist() == ["dense_micro", "micro", "olmoe_micro"]
+    assert made["experts"].tolist() == ["dense", "2 of 8", "2 of 8"]
+    assert made["active parameters"].tolist() == [100, 100, 100]
+    per_update = 800 / runs["updates_per_rollout"].iloc[0]
+    assert made["tokens per expert"].tolist() == pytest.approx([per_update, per_update / 4, per_update / 4])
+    assert made["gain"].iloc[0].mean == pytest.approx(0.1)
+    np.testing.assert_allclose(made["sampler–trainer disagreement"].iloc[1].mean, 0.2)
+    share = made["share of routing"].iloc[1]
     np.testing.assert_allclose([share.mean, share.n], [np.mean([0.75, 0.5, 0.25]), 3])
     assert "0.2 [" in write.to_markdown(made)
-    np.testing.assert_allclose(write.to_numbers(made)["sampler–trainer disagreement mean"].iloc[1], 0.1)
-    assert tables.models(steps, runs[runs["model"] != "olmoe_micro"]).empty
+    np.testing.assert_allclose(write.to_numbers(made)["sampler–trainer disagreement mean"].iloc[2], 0.1)
+    assert tables.models(steps, runs[runs["model"] == "olmoe_micro"]).empty
+    assert tables.models(steps, runs.assign(experts=0)).empty

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.report import tables
+from steadymoe.bench.report import paper, tables
 from steadymoe.bench.report.figures import colours, style
 from steadymoe.bench.report.figures.colours import Look
 from steadymoe.bench.report.figures.style import DataFigure
@@ -79,7 +79,7 @@ def _beside(
     lines = {model: colours.of_lines(ours) for model, ours in named.items()}
     rows = [(model, group) for model in models for group in colours.groups(lines[model])]
     bases = {model: compared(named[model], lines[model]) if differs else None for model in models}
-    count, side = len(metrics) + any(bases.values()), style.beside(across)
+    count, side = len(metrics) + any(bases.values()), 1 if paper.current().columns == 1 else style.beside(across)
     with style.figure_style():
         if len(rows) > 1:
             figure, blocks = style.blocks(len(rows), count, 1.8)

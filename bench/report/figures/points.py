@@ -32,8 +32,9 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
             estimate = estimates.over_seeds(seeds.tolist(), bounds=columns.bounds(CLIPPED))
             axis.barh(row, estimate.mean, color=lines[arm].colour, alpha=0.6, height=0.6)
             axis.plot(seeds, [row] * len(seeds), ".", color="black", markersize=3.5)
-            place: Any = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-            axis.annotate(f"{estimate.mean:.2g}", (seeds.max(), row), **place)
+            end, side = (seeds.min(), "right") if seeds.max() > 0.1 else (seeds.max(), "left")
+            place: Any = {"xytext": (5 if side == "left" else -5, 0), "textcoords": "offset points", "va": "center"}
+            axis.annotate(f"{estimate.mean:.2g}", (end, row), ha=side, **place)
             style.note(axis, arm, pd.DataFrame([vars(estimate)]), columns.label(CLIPPED))
         axis.set_xscale("symlog", linthresh=MIN_CLIPPED)
         axis.set_xlim(0, 1)
