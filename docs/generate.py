@@ -33,9 +33,8 @@ re-implementation, and may differ from the paper.
 _PRESETS = """A preset is an algorithm with one trainer's numbers; [conf/algorithm.yaml](../conf/algorithm.yaml) has \
 its version and flags. How each differs from the paper (`ipo` from today's default):
 """
-_CHOICES = """The other names, with the first sentence of their YAML in `conf/`. Names of `model` and `routing` are in \
-[models.md](models.md), of `engine` in [engines.md](engines.md#the-axis-engine), settings that take a value in \
-[commands.md](commands.md#settings).
+_CHOICES = """The other names, with the first sentence of their YAML in `conf/`. Names of `model`, `routing` and \
+`engine` are in [moe.md](moe.md), settings that take a value in [commands.md](commands.md#settings).
 """
 # Config group → how to choose from it; empty if another page has its names.
 _GROUPS = {

@@ -6,7 +6,7 @@ The bias b is a buffer of each router: no optimizer moves it, and checkpoints an
 family's routers have one (DeepSeek-V3, GLM-4-MoE), that is it. Other routers get one, added to the scores that
 ``torch.topk`` chooses by: probabilities in most families, logits in GraniteMoE and GPT-OSS.
 
-Shapes (docs/glossary.md): L MoE layers, B sequences, F positions fed, K experts a token, N tokens of a forward, E
+Shapes (docs/metrics.md): L MoE layers, B sequences, F positions fed, K experts a token, N tokens of a forward, E
 experts.
 """
 

@@ -9,7 +9,7 @@ A family inside the contract can be recorded, replayed and trained:
    starts).
 4. The experts run through transformers' registry of experts implementations.
 
-Shapes (docs/glossary.md): N tokens of a forward, K experts a token, E experts, H hidden.
+Shapes (docs/metrics.md): N tokens of a forward, K experts a token, E experts, H hidden.
 """
 
 import copy
@@ -29,7 +29,7 @@ class OutsideContractError(ValueError):
     """A family breaks the contract; the message is one line and names the reason."""
 
     def __init__(self, config: type[PreTrainedConfig], reason: str) -> None:
-        super().__init__(f"{config.__name__} is not a supported family (docs/models.md): {reason}")
+        super().__init__(f"{config.__name__} is not a supported family (docs/moe.md): {reason}")
 
 
 def moe_layers(config: PreTrainedConfig) -> int:

@@ -4,7 +4,7 @@ In one process and fp32 the sampler and the training forward agree up to roundin
 precision, noise in the router, old weights); an engine produces such a mismatch at a known strength. An engine never
 changes the trainer's weights: it samples with a copy. At strength 0 there is no copy, and sampling is exact.
 
-Shapes (docs/glossary.md): B sequences, V vocabulary, E experts, N tokens of a forward.
+Shapes (docs/metrics.md): B sequences, V vocabulary, E experts, N tokens of a forward.
 """
 
 import copy

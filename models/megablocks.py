@@ -10,7 +10,7 @@ Differs from plain MegaBlocks: 1. the block size of a kernel is fixed, and not t
 that a run repeats to the bit; 2. the grouped products do without ``grouped_gemm``, because this package cannot be
 installed without a GPU; 3. the family's own routers are used.
 
-Shapes (docs/glossary.md): N tokens of a forward, K experts a token, R = N·K rows sorted by expert, E experts, H hidden.
+Shapes (docs/metrics.md): N tokens of a forward, K experts a token, R = N·K rows sorted by expert, E experts, H hidden.
 """
 
 import functools

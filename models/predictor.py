@@ -1,6 +1,6 @@
 """PR²'s evolution predictors (2606.00395): they predict a router's logits at the time of training on its tokens.
 
-Shapes (docs/glossary.md): L MoE layers, B sequences, T response positions, E experts, H hidden, N response tokens.
+Shapes (docs/metrics.md): L MoE layers, B sequences, T response positions, E experts, H hidden, N response tokens.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Routes of a forward (the experts that routers chose), recorded and replayed at the routers of any MoE model.
 
-Shapes (docs/glossary.md): L MoE layers, N tokens of a forward (batch × positions, flattened), K experts a token,
+Shapes (docs/metrics.md): L MoE layers, N tokens of a forward (batch × positions, flattened), K experts a token,
 E experts, H hidden.
 """
 

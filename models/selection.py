@@ -1,6 +1,6 @@
 """How a router selects its experts: seen from outside, and decided from outside.
 
-Shapes (docs/glossary.md): N tokens of a forward, K experts a token, E experts, H hidden.
+Shapes (docs/metrics.md): N tokens of a forward, K experts a token, E experts, H hidden.
 """
 
 from collections.abc import Callable, Iterable

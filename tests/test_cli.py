@@ -285,7 +285,9 @@ def test_read_only_results_folder_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_sweep_runs_reports_and_shows_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
+def test_sweep_runs_reports_and_shows_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said, refused: Said
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", *SMALL, "-m", "algorithm=gspo,reinforce", "seed=0,1", "experiment_name=small"]
     said = ran(*words)
@@ -294,9 +296,17 @@ def test_sweep_runs_reports_and_shows_its_status(tmp_path: Path, monkeypatch: py
     assert "steadymoe report --experiment small" in said
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     assert "4 of 4 runs have already finished" in ran(*words)
-    assert "| GSPO" in ran("report", "--experiment", "small", "--format", "svg")
+    told = ran("report", "--experiment", "small", "--format", "svg").splitlines()
+    assert any(line.startswith("GSPO") for line in told), told
+    assert (told[-1], max(map(len, told[2:6])) <= 100) == ("open results/report.html", True)
+    assert "two seeds decide nothing" in told[-3]
     assert (tmp_path / "results" / "report.html").exists()
+    assert ran("status") == ran("status", "--watch")  # no terminal: once
     assert "small: 4 finished" in ran("status")
+    told = ran("report", "--experiment", "small", "--format", "svg", "--out", "elsewhere", "-v").splitlines()
+    assert "wrote elsewhere/tables/small-summary.md" in told
+    Path("file").touch()
+    assert "file" in refused("report", "--experiment", "small", "--out", "file")
 
 
 def test_failed_run_prints_its_command_and_exits_with_1(tmp_path: Path, ran: Said) -> None:
@@ -361,7 +371,7 @@ def test_experiments_report_the_same_together_as_alone(tmp_path: Path, ran: Said
 
 
 def test_figure_list_shows_which_have_data(tmp_path: Path, ran: Said) -> None:
-    shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / "quickstart")
+    shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / "gspo")
     lines = ran("report", "--list", "--results", str(tmp_path)).splitlines()
     rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
     assert rows["fig01"].split("|")[4].strip() == "yes"

@@ -244,16 +244,16 @@ def _refuse_other_differences(claim: Claim, configs: pd.DataFrame) -> None:
             raise UserError(f"claim {claim.claim!r}: its sides also differ in {key}")
 
 
-def write(path: Path, results: Path, formats: Sequence[str]) -> list[Path]:
-    """Write table and figure of the claims of a file, judged by the runs below ``results``; return the paths."""
+def write(path: Path, results: Path, formats: Sequence[str], to: Path) -> list[Path]:
+    """Write table and figure of the claims in ``path``, by runs below ``results``, to ``to``; return the paths."""
     claims = read(path)
     rows = judged(claims, results)
     columns = {"claim": rows["claim"], "asked": [f"{claim.direction} {claim.threshold:g}" for claim in claims]}
     columns |= {"estimate": [f"{row.bound} {_estimate(row)}".strip() for row in rows.itertuples()]}
     columns |= {"decides": [claim.smallest for claim in claims], "n": rows["n"], "p": rows["p"].round(4)}
     table = pd.DataFrame(columns | {"verdict": rows["verdict"], "in practice": [claim.practice for claim in claims]})
-    return writer.figure(results, path.stem, figure(claims, rows), "", formats) + writer.table(
-        results, f"{path.stem}-verdicts", table, _CAPTION
+    return writer.figure(to, path.stem, figure(claims, rows), "", formats) + writer.table(
+        to, f"{path.stem}-verdicts", table, _CAPTION
     )
 
 

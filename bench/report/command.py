@@ -22,8 +22,8 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
 """
 _EVERYWHERE = {"results", "experiment"}
 _MODES = {
-    "report": {*_EVERYWHERE, "figure", "arms", "format", *paper.OPTIONS},
-    "claims": {"results", "claims", "format", *paper.OPTIONS},
+    "report": {*_EVERYWHERE, "figure", "arms", "format", "out", "verbose", *paper.OPTIONS},
+    "claims": {"results", "claims", "format", "out", *paper.OPTIONS},
     **{instead: {*_EVERYWHERE, instead} for instead in ("list", "keep", "export")},
 }
 
@@ -58,20 +58,23 @@ def _report(given: argparse.Namespace, formats: list[str]) -> int:
     elif given.keep is not None:
         paths = report_page.keep(results, experiment, given.keep)
     elif given.claims is not None:
-        paths = claims.write(given.claims, results, formats)
+        paths = claims.write(given.claims, results, formats, given.out or results)
     elif given.figure:
         specs = figures.find(given.figure)
         if report_page.is_joined(experiment):
             (recorded,) = report_page.ended(results, experiment).values()
             print(joined.difference(recorded.runs) or "These experiments differ only in algorithm and seed.")
         names = [experiment or spec.experiment for spec in specs]
-        paths = [path for spec in specs for path in report_page.draw(spec, results, experiment, formats, given.arms)]
+        wanted = (results, experiment, formats, given.arms, given.out)
+        paths = [path for spec in specs for path in report_page.draw(spec, *wanted)]
     else:
-        report = report_page.make(results, experiment, formats, given.arms)
-        print(report.table)
-        paths, lines = report.files, report.missing
+        report = report_page.make(results, experiment, formats, given.arms, given.out)
+        print(report.text)
+        paths, lines = (report.files, report.missing) if given.verbose else ([], report.lost)
     lines += [line for name in dict.fromkeys(names) for line in report_page.left_out(results, name)]
-    print("\n".join([*(visible(f"wrote {path}") for path in paths), *lines]))
+    lines = [*(visible(f"wrote {path}") for path in paths), *lines]
+    opened = [] if paths else [visible(f"open {(given.out or results) / 'report.html'}")]
+    print("\n".join([*lines, *opened]))
     return 0
 
 
@@ -83,6 +86,8 @@ def _parser() -> Parser:
     )
     parser.add_argument("--arms", type=_names, metavar="A,B", help="only these arms, by name or by algorithm")
     parser.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all); a report adds svg")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write here, not to the results folder")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list the files, and figures without data")
     paper.add_options(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--figure", nargs="+", metavar="NAME", help="draw only these figures, by id or name")

@@ -1,4 +1,4 @@
-"""What a paper asks of figures and tables: captions next to them, its names, its style sheet, its width.
+"""What a paper asks of figures and tables: captions next to them, its names, its width.
 
 ``with used(Paper(columns=1)):`` draws and writes figures that way.
 """
@@ -7,21 +7,20 @@ from __future__ import annotations  # pandas takes half a second, and `steadymoe
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steadymoe import conf
-from steadymoe.bench.support import external, files
+from steadymoe.bench.support import external
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONS = ("caption", "names", "style", "columns")
+OPTIONS = ("caption", "names", "columns")
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,6 @@ class Paper:
     """Whether a figure's caption is part of the image; else it is a text file beside it."""
     columns: int | None = None
     """The width of every figure, in columns of a page: 1 or 2; None for each figure's own."""
-    sheet: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of matplotlib on top of ours."""
     names: Mapping[str, str] = field(default_factory=dict)
     """An algorithm or arm → its name in figures and tables."""
     asked: tuple[str, ...] = ()
@@ -126,7 +123,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A=X,B=Y",
         help='names in figures and tables (default: those of papers, like GRPO; "" for those you type, like grpo)',
     )
-    parser.add_argument("--style", metavar="SHEET", help="a matplotlib style sheet, file or name, over the default")
     parser.add_argument("--columns", type=int, choices=(1, 2), help="width of all figures, in columns of a page")
 
 
@@ -134,8 +130,7 @@ def given(arguments: argparse.Namespace) -> Paper:
     """Return what the options say. Raises UserError for a wrong value."""
     own = _names(arguments.names) if arguments.names else {}
     names = own if arguments.names == "" else published() | own
-    sheet = _sheet(arguments.style) if arguments.style is not None else {}
-    return Paper(arguments.caption, arguments.columns, sheet, names, tuple(own))
+    return Paper(arguments.caption, arguments.columns, names, tuple(own))
 
 
 def _names(text: str) -> dict[str, str]:
@@ -144,42 +139,3 @@ def _names(text: str) -> dict[str, str]:
     if not all(old and new for old, new in names.items()) or len(names) < len(pairs):
         raise UserError(f"--names takes grpo=GRPO,gspo=GSPO, each name once; got {visible(text)!r}")
     return names
-
-
-def _sheet(text: str) -> dict[str, Any]:
-    """Return the settings of style sheets, by file or by matplotlib's name, joined by commas. Raises UserError."""
-    import matplotlib as mpl
-    import matplotlib.style
-
-    found: dict[str, Any] = {}
-    for name in text.split(","):
-        if name in mpl.style.library:
-            found |= dict(mpl.style.library[name].items())
-        elif Path(name).is_file():
-            found |= _read_sheet(Path(name))
-        else:
-            hint = nearest(name, mpl.style.available, "matplotlib.style.available")
-            raise UserError(f"--style: there is neither a file nor a matplotlib style {visible(name)!r}; {hint}")
-    if found.get("text.usetex"):
-        raise UserError("--style: text.usetex is not supported, because names of arms are not LaTeX; leave it out")
-    found.pop("backend", None)
-    return found
-
-
-def _read_sheet(path: Path) -> dict[str, Any]:
-    import matplotlib as mpl
-
-    try:
-        lines = files.read_bytes(path).decode().splitlines()
-        keys = [key.strip() for line in lines if (key := line.partition("#")[0].partition(":")[0]).strip()]
-        if unknown := [key for key in keys if key not in mpl.rcParams]:  # matplotlib itself only warns
-            raise ValueError(f"{unknown[0]!r} is not a matplotlib setting")
-        return dict(mpl.rc_params_from_file(path, fail_on_error=True, use_default_template=False).items())
-    except (OSError, ValueError) as error:
-        raise UserError(f"--style: {visible(path)}: {visible(' '.join(str(error).split()))}") from error
-
-
-def scale(own: Sequence[str] = ("legend.fontsize", "font.size")) -> float:
-    """Return the size of a style sheet's text in multiples of ours, 7 points."""
-    sizes = [current().sheet[key] for key in own if isinstance(current().sheet.get(key), int | float)]
-    return float(sizes[0]) / 7 if sizes else 1.0

@@ -97,8 +97,11 @@ def draw(
     experiment: str | None,
     formats: Sequence[str] = FORMATS,
     arms: Sequence[str] | None = None,
+    to: Path | None = None,
 ) -> list[Path]:
     """Draw a figure from the runs of ``experiment`` (default: the figure's own) and ``arms``; return the files.
+
+    They go below ``to``, the folder ``results`` unless given.
 
     Runs of other trainers are drawn if the experiment is named. Raises CannotDraw if the figure's data are missing.
     """
@@ -111,7 +114,7 @@ def draw(
             lack = f"{spec.id} lacks ended runs of {visible(name)} below {results / 'runs'}"
             raise CannotDraw(f"{lack}; start some: {command(spec)}")
         recorded = _named({name: recorded.of(arms)})[name]
-    return write.figure(results, spec.stem(name), figure_of(spec, recorded), spec.caption, formats)
+    return write.figure(to or results, spec.stem(name), figure_of(spec, recorded), spec.caption, formats)
 
 
 def figure_of(spec: FigureSpec, recorded: Results) -> DataFigure:
@@ -157,10 +160,12 @@ class Report(NamedTuple):
     """What ``make`` has written."""
 
     files: list[Path]
-    table: str
-    """The summary tables as Markdown."""
+    text: str
+    """What a terminal shows of each experiment: a table of five columns, warnings, the verdict."""
     missing: list[str]
-    """One line for each figure that was not drawn, with the data that it lacks, and for each damaged archive."""
+    """One line for each figure that was not drawn, with the data that it lacks, and ``lost``."""
+    lost: list[str]
+    """One line for each damaged archive, and for each figure that could not be drawn."""
 
 
 def make(
@@ -168,26 +173,30 @@ def make(
     experiment: str | None = None,
     formats: Sequence[str] = FORMATS,
     arms: Sequence[str] | None = None,
+    to: Path | None = None,
 ) -> Report:
-    """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, in place of older files of these formats.
+    """Write ``tables/``, ``figures/`` and ``report.html`` below ``to``, in place of older files of these formats.
 
-    Figures are written in ``formats``, and as svg for the page. With ``experiment`` only the figures of this experiment
-    are reported as missing. Raises as ``ended`` does.
+    ``to`` is the folder ``results`` unless given. Figures are written in ``formats``, and as svg for the page. With
+    ``experiment`` only the figures of this experiment are reported as missing. Raises as ``ended`` does.
     """
-    files.replaceable(results / "report.html")  # before the minutes that its content takes
+    to = results if to is None else to
+    files.replaceable(files.folder(to) / "report.html")  # before the minutes that its content takes
     lost: list[str] = []
     recorded = ended(results, experiment, arms, lost)
     named = {id: spec for id, spec in figures.every().items() if experiment in (None, spec.experiment)}
     specs = {id: spec for id, spec in named.items() if not spec.needs_own}
     missing = {id: f"ended runs of {spec.experiment}" for id, spec in specs.items()}
-    one = partial(_section, paper.current(), results, tuple(dict.fromkeys((*formats, "svg"))), arms, len(recorded) == 1)
+    one = partial(
+        _section, paper.current(), results, to, tuple(dict.fromkeys((*formats, "svg"))), arms, len(recorded) == 1
+    )
     sections = processes.in_processes(one, list(recorded), list(recorded.values()))
     for section in sections:
         missing |= {id: what for id, what in section["lacking"].items() if id in missing}
         for figure in section["figures"]:
             missing.pop(figure["id"], None)
     absent = [f"{id} {specs[id].name} lacks {what}: {command(specs[id])}" for id, what in missing.items()]
-    absent += [line for section in sections for line in section["failed"]]
+    lost += [line for section in sections for line in section["failed"]]
     page = write.html(
         "report",
         "report_page.html",
@@ -196,10 +205,8 @@ def make(
         left_out=lost + left_out(results, experiment),
         terms=tables.TERMS | outcome.TERMS,
     )
-    paths = [path for section in sections for path in section["files"]] + write.text_files(
-        results, {"report.html": page}
-    )
-    return Report(paths, "\n".join(section["text"] for section in sections), absent + lost)
+    paths = [path for section in sections for path in section["files"]] + write.text_files(to, {"report.html": page})
+    return Report(paths, "\n".join(section["text"] for section in sections), absent + lost, lost)
 
 
 def shown_tables(recorded: Results) -> dict[str, tuple[pd.DataFrame, str]]:
@@ -226,7 +233,13 @@ def _section(asked: paper.Paper, *arguments: Any) -> dict[str, Any]:
 
 
 def _written(
-    results: Path, formats: Sequence[str], arms: Sequence[str] | None, alone: bool, name: str, recorded: Results
+    results: Path,
+    to: Path,
+    formats: Sequence[str],
+    arms: Sequence[str] | None,
+    alone: bool,
+    name: str,
+    recorded: Results,
 ) -> dict[str, Any]:
     """Write the files of one experiment; return its section of the page, its files, summary, and lacking figures."""
     runs = listed = recorded.runs
@@ -237,18 +250,21 @@ def _written(
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(recorded)
     plain = listed.drop(columns=["folder", "config", "start"], errors="ignore")
-    paths = write.text_files(results, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
+    paths = write.text_files(to, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
     for kind, (table, caption) in shown.items():
-        paths += write.table(results, f"{name}-{kind}", table, caption)
+        paths += write.table(to, f"{name}-{kind}", table, caption)
     dial = shown.get("tolerance")
     lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
     if dial is not None:  # what a sweep over a dial is for
         lead, first = "tolerance", (dial[0], tolerances.SHORT_CAPTION)
         said = [*tolerances.sentences(dial[0]), *said]
-    drawn = [_drawn(spec, results, name, recorded, formats, spec.name == lead) for spec in figures_of(name, alone)]
+    drawn = [_drawn(spec, to, name, recorded, formats, spec.name == lead) for spec in figures_of(name, alone)]
     warnings, rates = _warnings(recorded), tables.best_rates(steps)
+    if waiting := int((~listed["status"].isin(run_folder.ENDED)).sum()):
+        warnings.insert(0, f"{waiting} of {len(listed)} runs have not ended; this shows the others.")
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
-    text = [visible(name), *map(visible, [*warnings, *rates]), write.to_markdown(shown["summary"][0])]
+    text = [visible(name), *map(visible, warnings), write.to_terminal(tables.for_terminal(shown))]
+    text += [visible(" ".join(said[:2]))]
     return {
         "name": visible(name),
         "arms": arms,
@@ -311,7 +327,9 @@ def _warnings(recorded: Results) -> list[str]:
     """Return what a reader must know of the runs: facts in which they differ, although a table treats them as equal."""
     runs = recorded.runs
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
-    mixed += ["settings besides the axes"] if (runs.groupby("experiment")["settings"].nunique() > 1).any() else []
+    mixed += (
+        ["settings besides the axes"] if (runs.groupby(["experiment", "model"])["settings"].nunique() > 1).any() else []
+    )
     for key in ("config_without_seed", "algorithm_code"):
         counts = runs[runs[key] != ""].groupby("arm")[key].nunique()  # "": its code is not known
         mixed += [f"{key.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]

@@ -431,6 +431,16 @@ def headline(shown: Shown) -> pd.DataFrame:
     return first
 
 
+def for_terminal(shown: Shown) -> pd.DataFrame:
+    """Return five columns of the table that a reader looks for first."""
+    if "tolerance" not in shown:
+        first = headline(shown)
+        return first[[name for name in first if not name.startswith("less ")]]
+    table = shown["tolerance"][0]
+    dial = [name for name in table if name.startswith(("× ", "best "))]
+    return table[["loss", "n", *dial, "sampled at best"]]
+
+
 def _differences(shown: Shown) -> dict[str, Estimate]:
     """Return arm → its final reward less the best arm's, the highest first."""
     rows = shown["head_to_head"][0] if "head_to_head" in shown else pd.DataFrame(columns=["arm"])

@@ -32,7 +32,7 @@ from steadymoe.bench.report import latex, paper
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import files
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.support.text import markdown, without_formulas
+from steadymoe.bench.support.text import markdown, visible, without_formulas
 
 if TYPE_CHECKING:
     from steadymoe.bench.report.figures.style import DataFigure
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg", "pdf")
 # A longer table of a figure's numbers is written as CSV alone.
 _LONGEST = 60
+# Of the table of a terminal: rows, and characters of a name.
+_MOST_ROWS, _WIDEST = 20, 36
 # A number that a table has as text, such as a multiple (``statistics.tolerance.Tolerance``); many digits may be a hash.
 _MULTIPLE = re.compile(r"(?:> )?(\d+\.\d+|\d{1,6}|\d(?:\.\d+)?e-\d\d)(?: \[.*\])?(?: \*)?")
 
@@ -171,6 +173,14 @@ def to_markdown(rows: pd.DataFrame) -> str:
     shown = rows.map(lambda cell: markdown(cell) if isinstance(cell, str) else to_text(cell).replace("<", "\\<"))
     shown = shown.rename(columns=markdown)
     return shown.to_markdown(index=False, disable_numparse=True)
+
+
+def to_terminal(rows: pd.DataFrame) -> str:
+    """Return the first ``_MOST_ROWS`` as text; names of more than ``_WIDEST`` characters are cut."""
+    shown = rows.head(_MOST_ROWS).map(lambda cell: visible(to_text(cell))).rename(columns=visible)
+    shown = shown.map(lambda text: text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…")
+    more = [f"… and {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
+    return "\n".join([shown.to_markdown(index=False, disable_numparse=True, tablefmt="simple"), *more])
 
 
 def to_numbers(rows: pd.DataFrame) -> pd.DataFrame:

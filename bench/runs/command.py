@@ -153,7 +153,7 @@ def _outcome(runs: Sequence[Run]) -> int:
     """Print how the runs ended and what comes next; return 1 if any has failed."""
     states = _states(runs)
     counts = Counter(state.status for state in states.values())
-    _print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), *outcome.lines(runs, states))
+    _print(*outcome.lines(runs, states))
     failed = [run for run in runs if states[run.folder].status not in (*run_folder.ENDED, "running")]
     for run in failed:
         state = states[run.folder]
@@ -162,5 +162,6 @@ def _outcome(runs: Sequence[Run]) -> int:
         print(f"  rerun: {visible(run.command)}", file=sys.stderr)
     results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"
-    _print(f"next: steadymoe report --experiment {experiment}{where}")
+    ended = ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
+    _print(f"{ended}; report: steadymoe report --experiment {experiment}{where}")
     return int(bool(failed))

@@ -119,7 +119,9 @@ def _state(run: Run) -> dict[str, Any]:
         is_given = "path" in run.config.model or run.config.cold_start.path is not None
         status = "loading" if is_given else "cold start"
         if update is not None:
-            made = f"{update} updates, accuracy {accuracy:.2f}, {run.config.cold_start.accuracy_low:g} needed"
+            needed = run.config.cold_start.accuracy_low
+            made = f"{update} updates, accuracy {accuracy:.2f}, {needed:g} needed"
+            left = left if accuracy >= needed / 2 else None  # before, a guess by an accuracy that hardly moves
     now = {"status": status, "cold_start": made, "cold_start_left": left}
     return {"step": 0} | progress | now | {"steps": run.config.rollouts}
 
@@ -135,7 +137,8 @@ def _totals(states: Sequence[dict[str, Any]]) -> str:
 
 def _left(states: Sequence[dict[str, Any]]) -> str:
     """Return the remaining time of all runs at their pace so far, without cold starts; "?" without a pace."""
-    paces = [state["seconds_per_step"] for state in states if state.get("seconds_per_step") is not None]
+    timed = [state for state in states if state["step"] > 1]  # the first step also warms up
+    paces = [state["seconds_per_step"] for state in timed if state.get("seconds_per_step") is not None]
     if not paces:
         return "?"
     steps = sum(state["steps"] - state["step"] for state in states if state["status"] not in run_folder.ENDED)

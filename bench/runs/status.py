@@ -2,6 +2,8 @@
 
 import os
 import shlex
+import sys
+import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +20,7 @@ from steadymoe.bench.support.text import visible
 
 # The statuses of runs that their command can still make.
 _TO_DO = ("failed", "interrupted", "missing", "damaged")
+_SECONDS_BETWEEN_LOOKS = 2
 # Status → its name for people, where they differ.
 _SHOWN = {"missing": "not started"}
 
@@ -29,12 +32,29 @@ def main(args: list[str]) -> int:
         description="For each experiment, print how many runs finished, failed or remain, and how to resume them.",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
-    results = parser.parse_args(args).results
+    parser.add_argument(
+        "--watch", action="store_true", help="refresh until interrupted; without a terminal, print once"
+    )
+    given = parser.parse_args(args)
+    results = given.results
     if not results.is_dir():
         raise UserError(f"there is no folder {results}; start some runs with: steadymoe run experiment=quickstart")
+    if given.watch and sys.stdout.isatty():
+        _watch(results)
     with provenance.unchanging():
         print("\n".join(lines(results)))
     return 0
+
+
+def _watch(results: Path) -> None:
+    """Show the status on a screen that is refreshed, until interrupted."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with suppress(KeyboardInterrupt), Live(screen=True, refresh_per_second=1) as live:
+        while True:
+            live.update(Text("\n".join(lines(results))))
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def states_of(folder: Path) -> dict[Path, State]:

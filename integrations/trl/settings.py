@@ -161,7 +161,7 @@ def check_sharding(config: PreTrainedConfig, args: GRPOConfig) -> None:
 def model_config(model: str | PreTrainedModel, args: GRPOConfig) -> tuple[PreTrainedConfig, int]:
     """Return the config of a model that need not be loaded yet, and its number of MoE layers.
 
-    Raises UserError for an MoE outside the contract (docs/models.md).
+    Raises UserError for an MoE outside the contract (docs/moe.md).
     """
     if isinstance(model, str):
         kwargs = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}

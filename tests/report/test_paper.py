@@ -15,11 +15,9 @@ from small_figures import NAMES, arms, data, long_table
 
 from steadymoe import conf
 from steadymoe.bench.report import paper, report_page
-from steadymoe.bench.report.figures import FIGURES, colours, curves, points, style
+from steadymoe.bench.report.figures import FIGURES, colours, style
 from steadymoe.bench.report.paper import Paper
 from steadymoe.bench.report.results import Results
-
-SHEET = "font.size: 10\nlines.linewidth: 3\naxes.grid: False\naxes.prop_cycle: cycler('color', ['112233', '445566'])\n"
 
 
 @pytest.fixture
@@ -123,22 +121,6 @@ def test_every_figure_is_legible_in_either_width(name: str, columns: int) -> Non
         assert faults(figure) == []
 
 
-def test_style_sheet_overrides_the_default_style(folder: Path, drawn: Said) -> None:
-    (folder / "my.mplstyle").write_text(SHEET)
-    steps = long_table({"reward": lambda arm, seed: 0.5}, arms(algorithm=["grpo", "gspo"]))
-    with paper.used(Paper(sheet=paper._sheet(str(folder / "my.mplstyle")))):
-        figure = curves.overview(steps)
-    axis = figure.axes[0]
-    thick = [line for line in axis.lines if line.get_linewidth() == 3]
-    assert [line.get_color().strip("#") for line in thick] == ["112233", "445566"]
-    assert axis.xaxis.label.get_fontsize() == 10  # ours is 7, as its font.size
-    assert not any(line.get_visible() for line in axis.get_xgridlines())
-    assert axis.spines["top"].get_visible() is False  # ours
-    assert curves.overview(steps).axes[0].xaxis.label.get_fontsize() == 7
-    assert "112233" in drawn("--style", str(folder / "my.mplstyle"))
-    assert "112233" not in drawn()
-
-
 def test_the_users_matplotlibrc_changes_no_figure(drawn: Said) -> None:
     before = drawn(suffix="png")
     for theirs in ({"savefig.bbox": "tight", "lines.linewidth": 4, "font.family": "serif"}, {"text.usetex": True}):
@@ -163,14 +145,6 @@ def test_names_without_a_glyph_are_said_in_one_line_or_drawn_in_another_font(
     assert said == []
 
 
-def test_style_sheet_sets_the_width_unless_columns_do() -> None:
-    steps = long_table({"clip_fraction": lambda arm, seed: 0.1}, arms(algorithm=["grpo"]))
-    with paper.used(Paper(sheet={"figure.figsize": [5.0, 1.0]})):
-        assert points.clip_fraction(steps).get_figwidth() == 5.0
-    with paper.used(Paper(columns=2, sheet={"figure.figsize": [5.0, 1.0]})):
-        assert points.clip_fraction(steps).get_figwidth() == style.TWO_COLUMNS
-
-
 def test_overview_stacks_its_panels_on_a_narrow_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])  # for time
     report_page.make(folder, "small", ["svg"])
@@ -193,10 +167,6 @@ def test_overview_stacks_its_panels_on_a_narrow_screen(folder: Path, monkeypatch
         (["--names", "grpo="], "--names takes"),
         (["--names", "grpx=G"], "there is no loss or arm 'grpx'; choose from grpo, gspo, reinforce"),
         (["--names", "grpo=X,gspo=X"], "grpo and gspo would both be 'X'"),
-        (["--style", "ggplt"], "neither a file nor a matplotlib style 'ggplt'; did you mean ggplot"),
-        (["--style", "odd.mplstyle"], "odd.mplstyle: 'font.siz' is not a matplotlib setting"),
-        (["--style", "bad.mplstyle"], "bad.mplstyle: Key font.size: Could not convert 'big' to float"),
-        (["--style", "tex.mplstyle"], "text.usetex is not supported"),
         (["--list", "--columns", "1"], "--columns cannot be combined with --list"),
         (["--keep", "kept", "--names", ""], "--names cannot be combined with --keep"),
     ],
@@ -205,8 +175,6 @@ def test_invalid_option_fails_in_one_line_and_writes_nothing(
     words: list[str], said: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     monkeypatch.chdir(recorded)
-    for name, text in {"odd": "font.siz: 3", "bad": "font.size: big", "tex": "text.usetex: True"}.items():
-        Path(f"{name}.mplstyle").write_text(f"# a comment\n{text}\n")
     before = sorted(recorded.iterdir())
     assert said in refused("report", "--results", str(recorded), *words)
     assert sorted(recorded.iterdir()) == before

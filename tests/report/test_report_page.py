@@ -434,8 +434,23 @@ def test_mixing_configs_or_versions_is_reported(recorded: Path) -> None:
     edit(grpo, config=json.loads(grpo.read_text())["config"] | {"precision": "bf16"}, algorithm_code="ast1:0")
     edit(last, algorithm_code="ast1:1")
     differ = "These runs differ in versions, settings besides the axes, config (gspo), algorithm code (grpo)"
-    assert differ in report_page.make(recorded).table
+    assert differ in report_page.make(recorded).text
     assert differ in (recorded / "report.html").read_text()
+
+
+def test_report_of_a_running_sweep_says_so(recorded: Path) -> None:
+    path = next((recorded / "runs").glob("**/run.json"))
+    edit(path, status="failed")
+    assert "1 of 9 runs have not ended" in report_page.make(recorded).text
+    assert "1 of 9 runs have not ended" in (recorded / "report.html").read_text()
+
+
+def test_terminal_table_has_five_columns_and_fits_100_characters() -> None:
+    rows = pd.DataFrame({"arm": [f"{'long ' * 20}{place}" for place in range(25)], "n": 3, "final reward": 1 / 3})
+    rows = rows.assign(accuracy=[estimates.Estimate(0.1234567, 0.01, 0.9, 3)] * 25, collapsed=np.nan)
+    lines = write.to_terminal(rows).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert (len(lines), lines[-1], lines[2].split()[-1]) == (2 + 20 + 1, "… and 5 more", "–")
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])

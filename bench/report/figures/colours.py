@@ -67,16 +67,9 @@ class Look:
 
 def look(index: int) -> Look:
     """Return the look of the ``index``-th line, for lines without an order."""
-    colours = _colours()
-    styles = _MORE_STYLES if index // (len(colours) * len(STYLES)) % 2 else STYLES
-    place = index % len(colours) + index // len(colours)  # lines of one colour differ in style and mark
-    return Look(colours[index % len(colours)], styles[place % len(styles)], MARKERS[place % len(MARKERS)])
-
-
-def _colours() -> list[str]:
-    """Return the colours of lines: a style sheet's ``axes.prop_cycle``, else ours."""
-    cycle = paper.current().sheet.get("axes.prop_cycle")
-    return list(cycle.by_key().get("color", COLOURS)) if cycle is not None else COLOURS
+    styles = _MORE_STYLES if index // (len(COLOURS) * len(STYLES)) % 2 else STYLES
+    place = index % len(COLOURS) + index // len(COLOURS)  # lines of one colour differ in style and mark
+    return Look(COLOURS[index % len(COLOURS)], styles[place % len(styles)], MARKERS[place % len(MARKERS)])
 
 
 def ordered(names: Iterable[str]) -> dict[str, Look]:
@@ -95,7 +88,7 @@ def of_algorithm(name: str) -> Look:
     """
     if name in ALGORITHMS:
         return look(ALGORITHMS.index(name))
-    number, colours = zlib.crc32(name.encode()), _colours()[1:] or _colours()
+    number, colours = zlib.crc32(name.encode()), COLOURS[1:]
     marker = MARKERS[number // 32 % len(MARKERS)]
     return Look(colours[number % len(colours)], STYLES[number // 8 % len(STYLES)], marker, True, _FILLS[-1])
 

@@ -87,14 +87,14 @@ class DataFigure(Figure):
         """
         with figure_style():
             metadata: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
-            dpi, drawn = paper.current().sheet.get("savefig.dpi", 300), _draw_caption(self)
+            drawn = _draw_caption(self)
             _give_glyphs(self)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", r"Glyph .* missing")  # _give_glyphs says so in one line
                 if not drawn:  # panels are laid out once, not for each format
                     self.draw_without_rendering()
                     self.set_layout_engine("none")
-                self.savefig(path, format=suffix, dpi=dpi, bbox_inches="tight" if drawn else None, metadata=metadata)
+                self.savefig(path, format=suffix, dpi=300, bbox_inches="tight" if drawn else None, metadata=metadata)
             if drawn:
                 drawn.remove()
         if suffix == "png":  # a palette takes a third of the bytes
@@ -157,21 +157,14 @@ def _say_once(line: str) -> None:
 
 
 def figure_style() -> Any:
-    """Return a context in which figures are drawn and saved: matplotlib's defaults, ours, and a style sheet on top.
-
-    A user's matplotlibrc changes no figure. A sheet that sets ``font.size`` alone scales our other sizes.
-    """
+    """Return a context in which figures are drawn and saved: matplotlib's defaults and ours; no user's matplotlibrc."""
     usual = {key: value for key, value in mpl.rcParamsDefault.items() if not key.startswith(("backend", "interactive"))}
-    sizes = {key: size * paper.scale(["font.size"]) for key, size in FIGURE_STYLE.items() if key.endswith("size")}
-    return mpl.rc_context(usual | FIGURE_STYLE | sizes | dict(paper.current().sheet))
+    return mpl.rc_context(usual | FIGURE_STYLE)
 
 
 def _width(own: float) -> float:
-    """Return the width of a figure, in inches: of ``--columns``, else of the style sheet, else its ``own``."""
-    asked = paper.current()
-    if asked.columns is not None:
-        return ONE_COLUMN if asked.columns == 1 else TWO_COLUMNS
-    return float(asked.sheet.get("figure.figsize", (own,))[0])
+    """Return the width of a figure, in inches: of ``--columns``, else its ``own``."""
+    return {None: own, 1: ONE_COLUMN, 2: TWO_COLUMNS}[paper.current().columns]
 
 
 def panels(
@@ -237,10 +230,9 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
 
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
     """Draw a curve, and its band if ``data`` has low and high; ``data``: x, mean, low, high, n."""
-    sheet = paper.current().sheet
-    drawn: Any = {"linestyle": look.dashes, "color": look.colour, "linewidth": sheet.get("lines.linewidth", 1.2)}
+    drawn: Any = {"linestyle": look.dashes, "color": look.colour, "linewidth": 1.2}
     if look.marked:
-        drawn |= look.mark | {"markersize": sheet.get("lines.markersize", 3), "markevery": max(1, len(data) // 6)}
+        drawn |= look.mark | {"markersize": 3, "markevery": max(1, len(data) // 6)}
     axis.plot(data["x"], data["mean"], label=name, **drawn)
     if "low" in data:
         axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
@@ -283,8 +275,7 @@ def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 
     x = data["x"]
     places = x * _SPREAD**shift if x.empty or x.min() > 0 else x + 0.02 * shift * x.max()
     axis.vlines(places, data["low"], data["high"], color=look.colour, linewidth=0.8)
-    width = paper.current().sheet.get("lines.linewidth", 1.2)
-    marks: Any = {"linestyle": look.dashes, "linewidth": width, "markersize": 4, "markeredgewidth": 0.7, **look.mark}
+    marks: Any = {"linestyle": look.dashes, "linewidth": 1.2, "markersize": 4, "markeredgewidth": 0.7, **look.mark}
     axis.plot(places, data["mean"], label=name, color=look.colour, **marks)
     note(axis, name, data[["x", "mean", "low", "high", "n"]], panel)
 
@@ -300,14 +291,14 @@ def ticks_at(axis: Axes, values: Iterable[float], log: bool) -> None:
 
 def wrapped(names: Iterable[str], width: float = 1.5) -> list[str]:
     """Return names in lines of at most ``width`` inches; the usual one leaves a row of marks half a column."""
-    most = max(8, int(width / (_CHARACTER * paper.scale())))
+    most = max(8, int(width / _CHARACTER))
     whole = (textwrap.wrap(name, most, break_long_words=False) for name in names)  # a word breaks if alone too long
     return ["\n".join(part for line in lines for part in textwrap.wrap(line, most)) for lines in whole]
 
 
 def height_of(names: Sequence[str]) -> float:
     """Return the height of rows with these names, in inches."""
-    return max(1.1, len(names) * max(0.1 + _LINE * paper.scale() * (1 + name.count("\n")) for name in names))
+    return max(1.1, len(names) * max(0.1 + _LINE * (1 + name.count("\n")) for name in names))
 
 
 def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None:
@@ -426,11 +417,9 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
             axis.set_ylabel(wrapped([axis.get_ylabel()], 0.8)[0])
     for axis in figure.axes:
         _ticks(axis)
-        if cell := axis.get_subplotspec():  # labels break where a panel's width or their size is not ours
-            rows, columns, *_ = cell.get_geometry()
-            if paper.scale() > 1 and not figure.blocks:
-                axis.set_ylabel(wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6)[0])
-            if paper.scale() > 1 or paper.current().columns == 1:
+        if cell := axis.get_subplotspec():  # labels break where a panel's width is not ours
+            _, columns, *_ = cell.get_geometry()
+            if paper.current().columns == 1:
                 axis.set_xlabel(wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4)[0])
     if legend_from is not None:
         named: set[str] = set()
@@ -475,7 +464,7 @@ def legend(axis: Axes, title: str | None, above: DataFigure | None = None, width
     ending = f" {title}" if title else ""
     labels = wrapped([label.removesuffix(ending) for label in labels], width - _HANDLE)
     longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
-    columns = max(1, min(len(labels), int(width / (_CHARACTER * paper.scale() * longest + _HANDLE))))
+    columns = max(1, min(len(labels), int(width / (_CHARACTER * longest + _HANDLE))))
     size = mpl.rcParams["legend.fontsize"]
     return parent.legend(handles, labels, ncols=columns, title=title, title_fontsize=size, **place)
 
