@@ -40,6 +40,7 @@ check: $(READY)
 	$(BIN)/steadymoe run experiment=every_algorithm
 	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference
 	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference --names ""
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,notebook]'
 	$(BIN)/python -m pytest -m check -rs
 	NPY_DISABLE_CPU_FEATURES="$$($(DISPATCHED))" ATEN_CPU_CAPABILITY=default \
 		$(BIN)/python -m pytest -n auto --dist worksteal

@@ -1,6 +1,7 @@
 """The minimal loop trains as its algorithm and its metrics are defined."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import minimal_loop
 import pytest
@@ -72,3 +73,13 @@ def test_seed_determines_the_numbers(trained) -> None:
     rows, *_ = trained
     same, other = (list(minimal_loop.train(**SHORT | {"seed": seed, "steps": 1})) for seed in (0, 1))
     assert same == rows[:4] != other
+
+
+@pytest.mark.check
+def test_notebook_runs_and_keeps_its_outputs(tmp_path: Path) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    notebook = nbformat.read(Path(__file__).parents[1] / "examples" / "sweep.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs for cell in cells)
+    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert len([*(tmp_path / "results" / "runs" / "notebook").rglob("run.json")]) == 8

@@ -44,7 +44,7 @@ _MOST_UNKNOWN = (1 - LEVEL) / 2
 _CAPTION = (
     "Estimates over seeds with a nominal 95 % interval (Student's, by a bootstrap over seeds); grey: the threshold. A "
     "claim is right if the estimate lies beyond the threshold on the claimed side (below it, for equal), wrong if on "
-    "the other, both decided after Holm's correction over all claims; else it is open. > and <: a bound, because runs "
+    "the other, both decided after Holm's correction over all claims; else, and before all planned seeds have run, it is open. > and <: a bound, because runs "
     "tolerate more than their grid holds. Decides: the smallest effect that the planned seeds decide."
 )
 # What is measured, and how often, may differ between the sides of a claim.
@@ -67,6 +67,8 @@ class Claim:
     """The smallest effect beyond the threshold that the planned seeds decide, in the units of the threshold."""
     practice: str
     """One sentence for a practitioner."""
+    seeds: int = 10
+    """Planned: with fewer the verdict is open."""
     dial: str | None = None
     """A column of ``steps`` that measures the dial, such as the KL of a mismatch."""
     again: str | None = None
@@ -92,7 +94,9 @@ def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
     rows = [_measured(claim, results, known) for claim in claims]
     table = pd.DataFrame(rows)
     table["p"] = holm(table["p"].tolist())
-    decided = [is_decided(*each) for each in table[["p", "n"]].itertuples(index=False)]
+    decided = [
+        is_decided(p, n) and n >= claim.seeds for claim, p, n in zip(claims, table["p"], table["n"], strict=True)
+    ]
     for place, claim in enumerate(claims):
         if claim.again is not None and decided[place]:
             sides = [side | {"experiment": f"{side['experiment']}{claim.again}"} for side in claim.sides]
@@ -250,7 +254,11 @@ def write(path: Path, results: Path, formats: Sequence[str], to: Path) -> list[P
     rows = judged(claims, results)
     columns = {"claim": rows["claim"], "asked": [f"{claim.direction} {claim.threshold:g}" for claim in claims]}
     columns |= {"estimate": [f"{row.bound} {_estimate(row)}".strip() for row in rows.itertuples()]}
-    columns |= {"decides": [claim.smallest for claim in claims], "n": rows["n"], "p": rows["p"].round(4)}
+    columns |= {
+        "decides": [claim.smallest for claim in claims],
+        "n": [f"{n} of {claim.seeds}" for claim, n in zip(claims, rows["n"], strict=True)],
+        "p": rows["p"].round(4),
+    }
     table = pd.DataFrame(columns | {"verdict": rows["verdict"], "in practice": [claim.practice for claim in claims]})
     return writer.figure(to, path.stem, figure(claims, rows), "", formats) + writer.table(
         to, f"{path.stem}-verdicts", table, _CAPTION

@@ -84,6 +84,11 @@ def test_each_model_has_a_threshold_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert row["estimate"] == pytest.approx(2 * 2**0.2 / 2**0.5, rel=0.02)
 
 
+def test_verdict_waits_for_the_planned_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = judged(monkeypatch, runs(seeds=9), claim((1, PINNED), (-1, FREE))).iloc[0]
+    assert (row["verdict"], row["n"], row["p"] < 0.001) == ("open", 9, True)
+
+
 def test_reference_that_gains_nothing_leaves_a_claim_open(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = runs(LEVELS | {"off": [0.3, 0.2, 0.1]})
     row = judged(monkeypatch, recorded, claim((1, PINNED), (-1, FREE))).iloc[0]

@@ -89,7 +89,7 @@ def _beside(
             blocks = [axes]
         for axes, (model, group) in zip(blocks, rows, strict=True):
             ours, base = named[model], bases[model]
-            x, title = sampled_tokens(ours) if over_tokens else None, model if len(models) > 1 else ""
+            x, title = sampled_tokens(ours) if over_tokens else None, _title(ours, model) if len(models) > 1 else ""
             for axis, metric in zip(axes, metrics, strict=False):
                 curves(axis, ours, metric, group, x, f"{title}, {columns.label(metric)}" if title else "")
                 if metric == CLIPPED:
@@ -109,6 +109,10 @@ def _beside(
         text = style.describe(steps, log=not _LOGARITHMIC.isdisjoint(metrics), against=base)
         text += " Δ at equal sampled tokens." if over_tokens and base is not None else ""
         return style.finish(figure, blocks[0][0], text + notes + style.covered(steps, metrics))
+
+
+def _title(steps: pd.DataFrame, model: str) -> str:
+    return f"{model}, {experts:.0f} experts" if (experts := steps["experts"].max()) > 0 else f"{model}, dense"
 
 
 def without_word(steps: pd.DataFrame, model: str, is_named: bool) -> pd.DataFrame:
