@@ -44,8 +44,9 @@ _MOST_UNKNOWN = (1 - LEVEL) / 2
 _CAPTION = (
     "Estimates over seeds with a nominal 95 % interval (Student's, by a bootstrap over seeds); grey: the threshold. A "
     "claim is right if the estimate lies beyond the threshold on the claimed side (below it, for equal), wrong if on "
-    "the other, both decided after Holm's correction over all claims; else, and before all planned seeds have run, it is open. > and <: a bound, because runs "
-    "tolerate more than their grid holds. Decides: the smallest effect that the planned seeds decide."
+    "the other, both decided after Holm's correction over all claims; else, and before all planned seeds have run, it "
+    "is open. > and <: a bound, because runs tolerate more than their grid holds. Decides: the smallest effect that "
+    "the planned seeds decide."
 )
 # What is measured, and how often, may differ between the sides of a claim.
 _MEASURING = ("collapse", "evaluation", "measure", "probe")
