@@ -242,7 +242,7 @@ def _refuse_other_differences(claim: Claim, configs: pd.DataFrame) -> None:
     named = {key for side in claim.sides for key in side if len({each.get(key) for each in claim.sides}) > 1}
     named |= {"learning_rate", "strength"} if claim.is_ratio else set()
     fields = {NUMBERS.get(key, key) for key in named} | {"seed", *_MEASURING}
-    fields |= {"cold_start"} if "model" in named else set()
+    fields |= {"cold_start", "optimizer.router_factor"} if "model" in named else set()  # a dense model has no routers
     for key in configs:
         is_named = any(f"{key}.".startswith(f"{field}.") for field in fields)
         if not is_named and configs[key].map(str).nunique() > 1:

@@ -16,6 +16,8 @@ LABELS = {
     "updates_per_rollout": "updates per rollout",
     "strength": "strength of the mismatch",
 }
+# How the name of an arm with pinned routes ends (``tables.arm_names``).
+_PINNED = " routing=pinned"
 OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
 SHORT_CAPTION = (
     "Tolerance: where mean held-out accuracy first falls below the threshold, the dashed line of the figure. All "
@@ -32,7 +34,8 @@ def caption() -> str:
         f"threshold: the start plus {SHARE:.0%} of the gain of {reference} at its best value; between two values by "
         f"interpolation. × {reference}: the same in multiples of {reference}'s, with a 95 % interval over paired seeds "
         f"from {MIN_TO_DECIDE} seeds on. > grid, > 2: the loss never falls below the threshold on this grid; extend "
-        f"it. reference > grid: {reference} never does, so no multiple is known. –: never reaches the threshold. own "
+        f"it. reference > grid: {reference} never does, so no multiple is known. –: never reaches the threshold. "
+        "routing cost ×: the tolerance with pinned routes over that with free ones, the same loss and threshold. own "
         f"best ×, headroom ×: the factors of the multiple, the loss's best rate over {reference}'s (the top of a "
         "parabola through the highest level and its neighbours), and how far beyond its best rate it goes, over the "
         f"same for {reference} (–: a best rate is at an end of the grid). Best: the highest level and its value of the "
@@ -113,6 +116,9 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             crossing = np.nan if tolerance is None else tolerance.crossing
             row["tolerance"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
             row[f"× {paper.shown(REFERENCE, REFERENCE)}"] = "–" if tolerance is None else str(tolerance)
+            if pinned := set(ours["arm"]) & {f"{arm}{_PINNED}"}:
+                cost, _ = of_arm(ours, pinned.pop(), over=str(arm))
+                row["routing cost ×"] = "–" if cost is None else str(cost)
             if dial == "learning_rate" and tolerance is not None:
                 row |= {"own best ×": tolerance.own_best, "headroom ×": tolerance.headroom}
             row |= {f"best {LABELS[dial]}": f"{best:g}"}
@@ -121,7 +127,8 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             if runs["greedy"].notna().any():
                 row["greedy at best"] = over_seeds(runs["greedy"].dropna().tolist(), bounds=(0, 1))
             rows.append(row)
-    return pd.DataFrame(rows).replace({"tolerance": {"inf": "> grid"}})
+    found = pd.DataFrame(rows).replace({"tolerance": {"inf": "> grid"}})
+    return found.fillna({"routing cost ×": "–"}) if "routing cost ×" in found else found
 
 
 def sentences(rows: pd.DataFrame) -> list[str]:

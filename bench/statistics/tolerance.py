@@ -141,24 +141,30 @@ def threshold(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: 
 
 
 def of_curves(
-    ours: Curve, reference: Curve, start_S: np.ndarray, rng: np.random.Generator, at: float | None = None
+    ours: Curve,
+    reference: Curve,
+    start_S: np.ndarray,
+    rng: np.random.Generator,
+    at: float | None = None,
+    base: Curve | None = None,
 ) -> Tolerance:
     """Return the tolerance of a loss from its levels and the reference's at the same seeds, and their common starts.
 
-    The threshold, the reference's best value included, is found anew in every draw; ``at``: see ``threshold``. Raises
-    ValueError for a dial with one value, for one without ``at``, or if the reference gains nothing.
+    The reference sets the threshold, which is found anew in every draw, its best value included; ``at``: see
+    ``threshold``. Ratios are over the reference, or over ``base``. Raises ValueError for a dial with one value, for one
+    without ``at``, or if the reference gains nothing.
     """
-    seeds = len(start_S)
-    if len(ours.values_D) < 2 or len(reference.values_D) < 2:
+    seeds, base = len(start_S), reference if base is None else base
+    if min(len(each.values_D) for each in (ours, reference, base)) < 2:
         raise ValueError("a dial with one value has no crossing: sweep at least two values")
 
     def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Crossings of the loss and of the reference, the gain up to the threshold, and both best values."""
-        ours_ND, theirs_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference))
+        """Crossings of the loss and of ``base``, the gain up to the threshold, and both best values."""
+        ours_ND, theirs_NE, base_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference, base))
         start_N = start_S[draws_NS].mean(1)
         threshold_N = threshold(reference, start_N, theirs_NE, at)
-        crossed = crossings(ours_ND, ours.values_D, threshold_N), crossings(theirs_NE, reference.values_D, threshold_N)
-        return *crossed, threshold_N - start_N, tops(ours_ND, ours.values_D), tops(theirs_NE, reference.values_D)
+        crossed = crossings(ours_ND, ours.values_D, threshold_N), crossings(base_NE, base.values_D, threshold_N)
+        return *crossed, threshold_N - start_N, tops(ours_ND, ours.values_D), tops(base_NE, base.values_D)
 
     def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
         """Logarithm of the ratio, with a curve that never falls below at the end of the grid; nan where unknown.
@@ -220,25 +226,27 @@ def _curve(by_seed: pd.DataFrame, seeds: pd.Index) -> Curve:
     return Curve(by_seed.index.to_numpy(float), by_seed[seeds].to_numpy())
 
 
-def of_arm(levels: pd.DataFrame, arm: str, at: float | None = None) -> tuple[Tolerance | None, float]:
+def of_arm(
+    levels: pd.DataFrame, arm: str, at: float | None = None, over: str | None = None
+) -> tuple[Tolerance | None, float]:
     """Return the tolerance of an arm of one setting, None where there is no threshold, and its best value.
 
-    ``at``: see ``threshold``.
+    ``at``: see ``threshold``. Its ratio is over the reference, or over the arm ``over``.
     """
     ours, reference = _by_seed(levels, arm), _reference_arm(levels)
     means = ours.mean(axis=1) if ours.size else levels[levels["arm"] == arm].groupby("value")["sampled"].mean()
     best = float(means.index.to_numpy(float)[means.argmax()])
     if reference is None:
         return None, best
-    theirs = _by_seed(levels, reference)
-    seeds = ours.columns.intersection(theirs.columns)
+    theirs, base = _by_seed(levels, reference), _by_seed(levels, reference if over is None else over)
+    seeds = ours.columns.intersection(theirs.columns).intersection(base.columns)
     if seeds.empty:
         return None, best
     start = levels[levels["arm"] == reference].groupby("seed")["start"].first()
     generator = np.random.default_rng(0)  # the same draws for every loss: losses are paired, too
     try:
         curves = _curve(ours, seeds), _curve(theirs, seeds)
-        return of_curves(*curves, start[seeds].to_numpy(), generator, at), best
+        return of_curves(*curves, start[seeds].to_numpy(), generator, at, _curve(base, seeds)), best
     except ValueError:  # one value of the dial, or a reference that gains nothing
         return None, best
 

@@ -299,6 +299,15 @@ def test_variants_share_a_hue_but_differ_in_shade_line_and_mark() -> None:
     assert colours.reference(found) == "grpo"
 
 
+def test_sweep_over_a_number_is_ordered_by_it_and_its_least_value_is_the_reference() -> None:
+    arms_of = [f"gspo learning_rate={rate}" for rate in ("0.001", "2e-05", "0.0002")]
+    table = pd.DataFrame({"arm": arms_of, "algorithm": "gspo"})
+    found = colours.of_lines(table)
+    assert list(found) == [arms_of[1], arms_of[2], arms_of[0]]
+    assert colours.reference(found) == arms_of[1]
+    assert len({(each.dashes, each.colour) for each in found.values()}) == 3
+
+
 def test_ticks_share_one_notation_and_steps_are_whole() -> None:
     assert style.numbers([4e-4, 1.6e-3]) == ["4e-4", "1.6e-3"]
     assert style.numbers([0, 0.01, 10, -2.5]) == ["0", "0.01", "10", "−2.5"]

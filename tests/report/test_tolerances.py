@@ -62,6 +62,20 @@ def test_table_lists_losses_best_first(dial: str, values: tuple[float, ...]) -> 
     assert "greedy at best" in table
 
 
+def test_routing_cost_is_over_the_free_runs_of_the_same_loss() -> None:
+    free, pinned = sweep(), sweep()
+    later = pinned.assign(routing="pinned", arm=pinned["arm"] + " routing=pinned")
+    # GSPO's pinned curve lies one octave later, GRPO's does not move.
+    gspo = (later["algorithm"] == "gspo") & (later["step"] == 30)
+    later.loc[gspo, "value"] += 0.3 * (later["learning_rate"] > 4e-4)
+    table = tolerances.table(pd.concat([free, later[later["algorithm"] != "grpo_unclipped"]])).set_index("loss")
+    cost = table["routing cost ×"]
+    assert cost["grpo"].startswith("1.00")
+    assert cost["gspo"].startswith("> ")
+    assert (cost["grpo_unclipped"], cost["gspo routing=pinned"]) == ("–", "–")
+    assert "routing cost ×" not in tolerances.table(free)
+
+
 def test_a_sentence_says_which_loss_tolerates_most() -> None:
     table = tolerances.table(sweep())
     multiple = table["× grpo"].iloc[0]

@@ -5,6 +5,7 @@ style together, and in a figure of points by its colour and its mark. A variant 
 replay on, another number) keeps the mark, open, and the hue, lighter or darker; its line style is another.
 """
 
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -94,12 +95,13 @@ def of_algorithm(name: str) -> Look:
 
 
 def of_lines(table: pd.DataFrame) -> dict[str, Look]:
-    """Return arm → look, in the order of names; ``table`` has the columns arm and algorithm.
+    """Return arm → look, in the order of names, numbers in them by size; ``table`` has the columns arm and algorithm.
 
     Words in the name besides the algorithm name a variant. The same variant of two algorithms has the same shift of
     line style and the same fill of its marks. More than ``TOGETHER`` lines all have marks.
     """
-    pairs = table[["arm", "algorithm"]].astype(str).drop_duplicates("arm").sort_values("arm")
+    pairs = table[["arm", "algorithm"]].astype(str).drop_duplicates("arm")
+    pairs = pairs.sort_values("arm", key=lambda names: pd.Series(map(_by_size, names), names.index))
     variants = [
         (line, algorithm.partition("@")[0], _variant(paper.recorded(line, algorithm), algorithm))
         for line, algorithm in pairs.to_numpy().tolist()
@@ -107,9 +109,15 @@ def of_lines(table: pd.DataFrame) -> dict[str, Look]:
     is_full = len({variant for *_, variant in variants}) > len(_ALL_STYLES) * (len(_FILLS) - 1)
     lines = {}
     for line, base, variant in variants:  # if there are too many variants, each algorithm has an order of its own
-        order = sorted({other for _, its, other in variants if its == base or not is_full})
+        order = sorted({other for _, its, other in variants if its == base or not is_full}, key=_by_size)
         lines[line] = _varied(of_algorithm(base), order.index(variant))
     return {line: replace(look, marked=True) for line, look in lines.items()} if len(lines) > TOGETHER else lines
+
+
+def _by_size(name: str) -> tuple[str | float, ...]:
+    """Return a key that sorts names, and numbers in them by size: 2e-4 before 1.6e-3."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", name)
+    return tuple(float(part) if place % 2 else part for place, part in enumerate(parts))
 
 
 def groups(lines: Mapping[str, Look]) -> list[dict[str, Look]]:
