@@ -128,6 +128,17 @@ def name_arms(runs: pd.DataFrame, axes: Sequence[dict], numbers: Sequence[dict])
     ]
 
 
+def renamed(runs: pd.DataFrame) -> list[str]:
+    """Return the names of arms (``name_arms``) of runs that come from several places.
+
+    The names stay where a run's axes were too long for its folder's name, which has only their hash.
+    """
+    if runs["axes"].str.contains("~").any():
+        return runs["arm"].tolist()
+    axes = [dict(pair.split("=", 1) for pair in text.split(",") if "=" in pair) for text in runs["axes"]]
+    return name_arms(runs, axes, [flatten(json.loads(text)) for text in runs["config"]])
+
+
 # Damage
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.report.folders import experiments
-from steadymoe.bench.report.results import Results
+from steadymoe.bench.report.results import Results, concatenated
 from steadymoe.bench.runs.identity import LONGEST_NAME, OFF, changes_numbers, flatten, is_name
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
@@ -59,7 +59,7 @@ def join(recorded: Mapping[str, Results]) -> Results:
     An arm keeps its name. If another experiment has one of this name, both are named by experiment, ``grpo (mine)``;
     but runs of equal config and code, on other seeds, are one arm.
     """
-    whole = _numbered_anew([replace(its, runs=its.runs.assign(experiment=label)) for label, its in recorded.items()])
+    whole = concatenated([replace(its, runs=its.runs.assign(experiment=label)) for label, its in recorded.items()])
     runs = whole.runs
     apart = {
         str(arm)
@@ -69,19 +69,6 @@ def join(recorded: Mapping[str, Results]) -> Results:
     }
     named = runs["arm"] + " (" + runs["experiment"].map(visible) + ")"
     return replace(whole, runs=runs.assign(arm=runs["arm"].where(~runs["arm"].isin(apart), named)))
-
-
-def _numbered_anew(parts: Sequence[Results]) -> Results:
-    """Return the runs of all ``parts`` together."""
-    runs: list[pd.DataFrame] = []
-    long: dict[str, list[pd.DataFrame]] = {name: [] for name in parts[0].long}
-    for its in parts:
-        first = runs[-1].index.max() + 1 if runs else 0
-        runs.append(its.runs.set_axis(its.runs.index + first))
-        for name, table in its.long.items():
-            long[name].append(table.assign(run=table["run"] + first))
-    filled = {name: [table for table in tables if len(table)] or tables[:1] for name, tables in long.items()}
-    return Results(pd.concat(runs), **{name: pd.concat(tables, ignore_index=True) for name, tables in filled.items()})
 
 
 def difference(runs: pd.DataFrame) -> str:

@@ -379,11 +379,9 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
 
 def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
-    """Archive the tables of the report in ``to/data``, without run folders.
+    """Archive the tables of the report in ``to/data``, without run folders; archived runs that are not here stay.
 
-    Raises NothingToReport as ``make`` does, and UserError, before anything is written, if an archive would lose a run.
+    Raises NothingToReport as ``make`` does, and Damaged for an archive that cannot be read, before anything is written.
     """
-    recorded = ended(results, experiment)
-    for name, its in recorded.items():
-        its.refuse_to_lose(name, to)
+    recorded = {name: its.with_archived(name, to) for name, its in ended(results, experiment).items()}
     return [path for name, its in recorded.items() for path in its.keep(name, to)]

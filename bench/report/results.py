@@ -128,26 +128,26 @@ class Results:
         trainers = self.runs["origin"].str.partition(" ")[0]  # without its version
         return self.where(trainers == trainers.min())  # the suite's own origin is empty, and comes first
 
-    def refuse_to_lose(self, experiment: str, to: Path) -> None:
-        """Raise UserError if the archive of an experiment in ``to`` holds a run whose like is not here.
+    def with_archived(self, experiment: str, to: Path) -> "Results":
+        """Return these runs, and those of the archive in ``to`` whose like, by arm and seed, is not here.
 
-        A run of equal arm and seed takes another's place, whatever its config.
+        Raises Damaged if the archive cannot be read.
         """
-        path = files.refuse_links(to / "data" / experiment / "runs.parquet", to)
-        old, new = (
-            set(runs[ARM_KEYS[1:]].agg(" ".join, axis=1) + " seed=" + runs["seed"].astype(str))
-            for runs in (_read(path.parent, "runs") if path.exists() else self.runs, self.runs)
-        )
-        if lost := sorted(old - new):
-            raise UserError(
-                f"archiving would delete the only copy of {len(lost)} of the {len(old)} runs in {path.parent} (the "
-                f"first: {lost[0]}); run them here first, or move that folder away"
-            )
+        folder = files.refuse_links(to / "data" / experiment, to)
+        if not (folder / "runs.parquet").exists():
+            return self
+        old, keys = _kept(folder), [*ARM_KEYS[1:], "seed"]
+        here = pd.MultiIndex.from_frame(self.runs[keys].astype(str))
+        others = old.where(pd.Series(~pd.MultiIndex.from_frame(old.runs[keys].astype(str)).isin(here), old.runs.index))
+        if others.runs.empty:
+            return self
+        whole = concatenated([self, others])
+        return replace(whole, runs=whole.runs.assign(arm=folders.renamed(whole.runs)))
 
     def keep(self, experiment: str, to: Path) -> list[Path]:
         """Write the tables to ``to/data/<experiment>/``, in place of older files; return the files.
 
-        Of the steps only the metrics of ``columns.kept``, and the runs' own, are kept. ``refuse_to_lose`` asks first.
+        Of the steps only the metrics of ``columns.kept``, and the runs' own, are kept.
         """
         kept, folder = columns.kept(), files.folder(to, "data", experiment)
         is_kept = self.steps["metric"].map(lambda name: name in kept or columns.is_own(name)).astype(bool)
@@ -159,6 +159,19 @@ class Results:
             table = pa.Table.from_pandas(tables[name], SCHEMAS[name], preserve_index=False)
             files.write(path, partial(pq.write_table, table, compression="zstd"))
         return [*paths, bind(folder)]
+
+
+def concatenated(parts: Sequence[Results]) -> Results:
+    """Return the runs of all ``parts`` together, numbered anew."""
+    runs: list[pd.DataFrame] = []
+    long: dict[str, list[pd.DataFrame]] = {name: [] for name in parts[0].long}
+    for its in parts:
+        first = runs[-1].index.max() + 1 if runs else 0
+        runs.append(its.runs.set_axis(its.runs.index + first))
+        for name, table in its.long.items():
+            long[name].append(table.assign(run=table["run"] + first))
+    filled = {name: [table for table in tables if len(table)] or tables[:1] for name, tables in long.items()}
+    return Results(pd.concat(runs), **{name: pd.concat(tables, ignore_index=True) for name, tables in filled.items()})
 
 
 # Archives
