@@ -39,7 +39,7 @@ check: $(READY)
 	$(MAKE) check-losses
 	$(BIN)/steadymoe run experiment=every_algorithm
 	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference
-	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference --names ""
+	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,notebook]'
 	$(BIN)/python -m pytest -m check -rs
 	NPY_DISABLE_CPU_FEATURES="$$($(DISPATCHED))" ATEN_CPU_CAPABILITY=default \
@@ -48,9 +48,11 @@ check: $(READY)
 		$(SENSITIVE) tests/score/test_recorded.py
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# Every table and figure of results/reference again, from its data. Git keeps those that a page links.
+# Every table and figure of results/reference again, from its data. Git keeps those that a page links. Last, README's figure.
 figures: $(READY)
-	$(BIN)/steadymoe report --results results/reference --format png --caption --names ""
+	$(BIN)/steadymoe report --results results/reference --format png --caption
+	$(BIN)/steadymoe report --results results/reference --format png --caption --experiment gspo --figure overview \
+		--arms 'grpo flat,grpo flat routing=pinned,gspo flat,grpo dense_flat,gspo dense_flat'
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)
