@@ -435,9 +435,9 @@ def for_terminal(shown: Shown) -> pd.DataFrame:
     """Return five columns of the table that a reader looks for first."""
     if "tolerance" not in shown:
         first = headline(shown)
-        return first[[name for name in first if not name.startswith("less ")]]
+        return first[[name for name in map(str, first) if not name.startswith("less ")]]
     table = shown["tolerance"][0]
-    dial = [name for name in table if name.startswith(("× ", "best "))]
+    dial = [name for name in map(str, table) if name.startswith(("× ", "best "))]
     return table[["loss", "n", *dial, "sampled at best"]]
 
 

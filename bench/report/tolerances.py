@@ -8,7 +8,7 @@ import pandas as pd
 from steadymoe.bench.report import paper, tables
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
 from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
-from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, of_arm, order
+from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, gap_closed, of_arm, order
 
 # Column → what it is called. Of several that vary, the first is the dial, and the others divide the table.
 LABELS = {
@@ -35,7 +35,10 @@ def caption() -> str:
         f"interpolation. × {reference}: the same in multiples of {reference}'s, with a 95 % interval over paired seeds "
         f"from {MIN_TO_DECIDE} seeds on. > grid, > 2: the loss never falls below the threshold on this grid; extend "
         f"it. reference > grid: {reference} never does, so no multiple is known. –: never reaches the threshold. "
-        "routing cost ×: the tolerance with pinned routes over that with free ones, the same loss and threshold. own "
+        "routing cost ×: the tolerance with pinned routes over that with free ones, the same loss and threshold. "
+        f"gap closed: how much of {reference}'s routing cost the loss does not pay, 1 − log of its cost / log of "
+        f"{reference}'s, no interval while {reference}'s reaches 1; raw: of a change "
+        "that means nothing with pinned routes. own "
         f"best ×, headroom ×: the factors of the multiple, the loss's best rate over {reference}'s (the top of a "
         "parabola through the highest level and its neighbours), and how far beyond its best rate it goes, over the "
         f"same for {reference} (–: a best rate is at an end of the grid). Best: the highest level and its value of the "
@@ -106,7 +109,7 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each loss of each panel, the highest tolerance first; empty if ``lacks`` names a reason."""
     if lacks(steps) is not None:
         return pd.DataFrame()
-    rows, (dial, *_) = [], varying(steps)
+    rows, (dial, *_), reference = [], varying(steps), paper.shown(REFERENCE, REFERENCE)
     for panel, ours in levels(steps).groupby("panel", sort=False):
         measured = [(arm, *of_arm(ours, str(arm))) for arm in dict.fromkeys(ours["arm"])]
         for arm, tolerance, best in sorted(measured, key=lambda each: -order(each[1])):
@@ -115,10 +118,8 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             row |= {"loss": arm, "n": runs["seed"].nunique() if tolerance is None else tolerance.n}
             crossing = np.nan if tolerance is None else tolerance.crossing
             row["tolerance"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
-            row[f"× {paper.shown(REFERENCE, REFERENCE)}"] = "–" if tolerance is None else str(tolerance)
-            if pinned := set(ours["arm"]) & {f"{arm}{_PINNED}"}:
-                cost, _ = of_arm(ours, pinned.pop(), over=str(arm))
-                row["routing cost ×"] = "–" if cost is None else str(cost)
+            row[f"× {reference}"] = "–" if tolerance is None else str(tolerance)
+            row |= _routing(ours, str(arm), reference)
             if dial == "learning_rate" and tolerance is not None:
                 row |= {"own best ×": tolerance.own_best, "headroom ×": tolerance.headroom}
             row |= {f"best {LABELS[dial]}": f"{best:g}"}
@@ -128,7 +129,23 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
                 row["greedy at best"] = over_seeds(runs["greedy"].dropna().tolist(), bounds=(0, 1))
             rows.append(row)
     found = pd.DataFrame(rows).replace({"tolerance": {"inf": "> grid"}})
-    return found.fillna({"routing cost ×": "–"}) if "routing cost ×" in found else found
+    return found.fillna({name: "–" for name in ("routing cost ×", "gap closed") if name in found})
+
+
+def _routing(levels: pd.DataFrame, arm: str, reference: str) -> dict[str, Any]:
+    """Return what moving routes cost an arm, if it or the reference ran with pinned ones."""
+    arms = set(levels["arm"])
+    if f"{reference}{_PINNED}" not in arms or arm.endswith(_PINNED):
+        return {}
+    if f"{arm}{_PINNED}" in arms:
+        cost, _ = of_arm(levels, f"{arm}{_PINNED}", over=arm)
+        shown = {"routing cost ×": "–" if cost is None else str(cost)}
+        closed = gap_closed(levels, arm, f"{arm}{_PINNED}", f"{reference}{_PINNED}")
+        return shown if arm == reference else shown | {"gap closed": closed}
+    if set(levels.loc[levels["arm"] == arm, "algorithm"]) != {REFERENCE}:
+        return {}
+    # A change of routes alone means nothing with pinned ones.
+    return {"gap closed": f"{gap_closed(levels, arm, None, f'{reference}{_PINNED}')} raw"}
 
 
 def sentences(rows: pd.DataFrame) -> list[str]:

@@ -118,7 +118,7 @@ def _state(run: Run) -> dict[str, Any]:
         update, accuracy, left = (progress.get(name) for name in CHECK)
         is_given = "path" in run.config.model or run.config.cold_start.path is not None
         status = "loading" if is_given else "cold start"
-        if update is not None:
+        if update is not None and accuracy is not None:
             needed = run.config.cold_start.accuracy_low
             made = f"{update} updates, accuracy {accuracy:.2f}, {needed:g} needed"
             left = left if accuracy >= needed / 2 else None  # before, a guess by an accuracy that hardly moves

@@ -19,6 +19,7 @@ before and after training), and panel if there are several settings, each with i
 """
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -249,6 +250,42 @@ def of_arm(
         return of_curves(*curves, start[seeds].to_numpy(), generator, at, _curve(base, seeds)), best
     except ValueError:  # one value of the dial, or a reference that gains nothing
         return None, best
+
+
+def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pinned: str) -> Estimate:
+    """Return how much of what moving routes cost the reference a change of it does not pay, in one setting.
+
+    Of logarithms of what is tolerated: [(m − GRPO) free − (m − GRPO) pinned] / (GRPO pinned − GRPO free), which is
+    1 − log R(m) / log R(GRPO) for the routing costs R. What helps with pinned routes alike closes nothing; None for
+    ``pinned`` is a change that means nothing with pinned routes. All arms share seeds and the threshold of the
+    reference's free runs; one that never falls below it counts with the end of its dial. nan, n = 0, where a mean curve
+    has no crossing or the gap is not above 0; no interval below five seeds, or if the gap's interval reaches 0.
+    """
+    none = Estimate(np.nan, np.nan, np.nan, 0)
+    if (reference := _reference_arm(levels)) is None:
+        return none
+    tables = [_by_seed(levels, name) for name in (reference, reference_pinned, arm, pinned or reference_pinned)]
+    seeds = reduce(pd.Index.intersection, [table.columns for table in tables])
+    if seeds.empty:
+        return none
+    curves = [_curve(table, seeds) for table in tables]
+    start_S = levels[levels["arm"] == reference].groupby("seed")["start"].first()[seeds].to_numpy()
+    drawn = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
+    draws_NS = np.vstack([np.arange(len(seeds)), drawn])
+    means = [curve.levels_DS[:, draws_NS].mean(-1).T for curve in curves]
+    threshold_N = threshold(curves[0], start_S[draws_NS].mean(1), means[0])
+    free_N, pinned_N, ours_N, ours_pinned_N = (
+        np.log(np.minimum(crossings(mean_ND, curve.values_D, threshold_N), curve.values_D[-1]))
+        for mean_ND, curve in zip(means, curves, strict=True)
+    )
+    gap_N, closed_N = pinned_N - free_N, 1 - (ours_pinned_N - ours_N) / (pinned_N - free_N)
+    if not (gap_N[0] > 0 and np.isfinite(closed_N[0])):
+        return none
+    half, known = np.nan, np.isfinite(closed_N[1:]) & np.isfinite(gap_N[1:])
+    if len(seeds) >= MIN_TO_DECIDE and known.mean() >= (1 + LEVEL) / 2:
+        of_gap = half_of_draws(gap_N[1:][known], len(seeds))
+        half = half_of_draws(closed_N[1:][known], len(seeds)) if of_gap < gap_N[0] else np.nan
+    return Estimate(closed_N[0], closed_N[0] - half, closed_N[0] + half, len(seeds))
 
 
 def heights(levels: pd.DataFrame, at: float | None = None) -> tuple[float, float] | None:

@@ -62,18 +62,47 @@ def test_table_lists_losses_best_first(dial: str, values: tuple[float, ...]) -> 
     assert "greedy at best" in table
 
 
+def with_pinned(octaves: dict[str, float], rates: tuple[float, ...] = (*RATES, 1.6e-3, 3.2e-3)) -> pd.DataFrame:
+    """A sweep, and runs of each loss in ``octaves`` with pinned routes, whose curve lies so many octaves later."""
+    free = sweep(values=rates)
+    parts = [free]
+    for algorithm, later in octaves.items():
+        pinned = free[free["algorithm"] == algorithm].copy()
+        is_end = pinned["metric"].isin(["eval_accuracy", "eval_greedy"]) & (pinned["step"] == 30)
+        falls = [max(0.0, np.log2(rate / 2e-4) - OCTAVES[algorithm]) for rate in pinned["learning_rate"]]
+        pinned["value"] += 0.3 * np.minimum(falls, later) * is_end
+        parts.append(pinned.assign(routing="pinned", arm=pinned["arm"] + " routing=pinned"))
+    return pd.concat(parts)
+
+
 def test_routing_cost_is_over_the_free_runs_of_the_same_loss() -> None:
-    free, pinned = sweep(), sweep()
-    later = pinned.assign(routing="pinned", arm=pinned["arm"] + " routing=pinned")
-    # GSPO's pinned curve lies one octave later, GRPO's does not move.
-    gspo = (later["algorithm"] == "gspo") & (later["step"] == 30)
-    later.loc[gspo, "value"] += 0.3 * (later["learning_rate"] > 4e-4)
-    table = tolerances.table(pd.concat([free, later[later["algorithm"] != "grpo_unclipped"]])).set_index("loss")
+    table = tolerances.table(with_pinned({"grpo": 1.0, "gspo": 0.5})).set_index("loss")
     cost = table["routing cost ×"]
-    assert cost["grpo"].startswith("1.00")
-    assert cost["gspo"].startswith("> ")
+    for loss, expected in (("grpo", 2.0), ("gspo", 2**0.5)):
+        assert float(cost[loss].split()[0]) == pytest.approx(expected, rel=0.05)
     assert (cost["grpo_unclipped"], cost["gspo routing=pinned"]) == ("–", "–")
-    assert "routing cost ×" not in tolerances.table(free)
+    assert "routing cost ×" not in tolerances.table(sweep())
+
+
+def test_gap_closed_is_what_a_loss_does_not_pay_of_the_references_cost() -> None:
+    both = tolerances.table(with_pinned({"grpo": 1.0, "gspo": 0.5})).set_index("loss")["gap closed"]
+    assert both["gspo"].mean == pytest.approx(0.5, abs=0.05)
+    assert both["gspo"].low < 0.5 < both["gspo"].high
+    assert both["grpo"] == "–"
+    alike = tolerances.table(with_pinned({"grpo": 1.0, "gspo": 1.0})).set_index("loss")["gap closed"]
+    assert alike["gspo"].mean == pytest.approx(0.0, abs=0.05), "GSPO tolerates twice GRPO's rate with pinned routes too"
+    # GRPO with R2, which tolerates half an octave more, and means nothing with pinned routes.
+    steps = with_pinned({"grpo": 1.0})
+    replayed = with_pinned({"grpo": 0.5})
+    replayed = replayed[replayed["routing"] == "pinned"].assign(routing="r2")
+    replayed["arm"] = replayed["arm"].str.replace("pinned", "r2")
+    raw = tolerances.table(pd.concat([steps, replayed])).set_index("loss")["gap closed"]
+    assert (float(raw["grpo routing=r2"].split()[0]), raw["grpo routing=r2"][-3:]) == (
+        pytest.approx(0.5, abs=0.05),
+        "raw",
+    )
+    nothing = tolerances.table(with_pinned({"grpo": 0.0, "gspo": 0.5})).set_index("loss")["gap closed"]
+    assert not np.isfinite(nothing["gspo"].low), "no gap to close"
 
 
 def test_a_sentence_says_which_loss_tolerates_most() -> None:

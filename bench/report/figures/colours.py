@@ -147,6 +147,6 @@ def _varied(plain: Look, index: int) -> Look:
         return plain
     style = _ALL_STYLES[(_ALL_STYLES.index(plain.dashes) + index) % len(_ALL_STYLES)]
     shade = _SHADES[index % len(_SHADES)]
-    colour = np.array(mpl.colors.to_rgb(plain.colour)) * (1 - abs(shade)) + max(0.0, shade)
+    red, green, blue = (part * (1 - abs(shade)) + max(0.0, shade) for part in mpl.colors.to_rgb(plain.colour))
     fill = _FILLS[index // len(_ALL_STYLES) % (len(_FILLS) - 1)]
-    return Look(mpl.colors.to_hex(colour), style, plain.marker, True, fill)
+    return Look(mpl.colors.to_hex((red, green, blue)), style, plain.marker, True, fill)
