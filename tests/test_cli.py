@@ -385,6 +385,9 @@ def test_the_live_display_shows_every_run(whole: compose.Run, tmp_path: Path) ->
         pass
     shown = console.export_text()
     assert all(part in shown for part in ("1 of 2 runs done", "grpo seed=0", "6/6", "waiting")), shown
+    with progress.counted(3, 7), progress.watch(runs, console):
+        pass
+    assert "4 of 7 runs done" in console.export_text()
 
 
 def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None:

@@ -31,6 +31,21 @@ _SHARES_SHOWN = (0.25, 0.5, 0.75)
 _SECONDS_BETWEEN_CHECKS = 10
 
 
+# The runs that came before those watched, and all of which they are a part; 0: they are all.
+_part = (0, 0)
+
+
+@contextmanager
+def counted(before: int, total: int) -> Iterator[None]:
+    """Count the runs that the block watches as some of ``total``, after ``before`` others."""
+    global _part
+    outer, _part = _part, (before, total)
+    try:
+        yield
+    finally:
+        _part = outer
+
+
 @contextmanager
 def watch(runs: Sequence[Run], console: Console | None = None) -> Iterator[None]:
     """Show the progress of ``runs`` until the block ends, on stdout unless a ``console`` is given."""
@@ -57,7 +72,8 @@ def _show_live(runs: Sequence[Run], console: Console, stop: threading.Event) -> 
 def _table(runs: Sequence[Run], elapsed: float) -> Table:
     states, names = [_state(run) for run in runs], labels(runs)
     done = sum(state["status"] in run_folder.ENDED for state in states)
-    title = f"{done} of {len(runs)} runs done · {_clock(elapsed)} elapsed · {_left(states)} left{_totals(states)}"
+    counts = f"{_part[0] + done} of {_part[1] or len(runs)} runs done"
+    title = f"{counts} · {_clock(elapsed)} elapsed · {_left(states)} left{_totals(states)}"
     table = Table(title=Text(visible(title)), title_justify="left")
     for name in ("run", "status", "step", "reward", "expert change", "left"):
         table.add_column(name, justify="left" if name in ("run", "status") else "right")
@@ -93,7 +109,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
                 continue
             shown[index], printed[index] = mark, now
             left = "" if (remaining := _left(states)) == "?" else f", about {remaining} left"
-            line = f"[{done}/{len(runs)}] {names[index]}: {_line(state)}{left}{_totals(states)}"
+            line = f"[{_part[0] + done}/{_part[1] or len(runs)}] {names[index]}: {_line(state)}{left}{_totals(states)}"
             console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
 

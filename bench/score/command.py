@@ -16,7 +16,7 @@ from steadymoe.bench.check import properties
 from steadymoe.bench.report import write
 from steadymoe.bench.report.folders import ended_runs
 from steadymoe.bench.runs import command as runs
-from steadymoe.bench.runs import compose, dry, identity, run_folder
+from steadymoe.bench.runs import compose, dry, identity, progress, run_folder
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once
 from steadymoe.bench.score import board, outcomes, recorded, standard
@@ -163,17 +163,22 @@ def score(
     if check.check(own.overrides):
         print("steadymoe: the algorithm fails `steadymoe check` and is not scored", file=sys.stderr)
         return 2
+    done, total = 0, sum(len(part.planned) for part in parts)
     for place, part in enumerate(rates):
-        if code := _run(part, again):
-            return code
+        with progress.counted(done, total):
+            if code := _run(part, again):
+                return code
+        done += len(part.planned)
         wider = [] if quick else outcomes.wider(_outcomes(rates[: place + 1]), part.arm.label, part.grid)
         if wider and (code := runs.main([*part.args, *_at(*wider)])):
             return code
     if later and (measured := _best_rates(rates)) != best:
         later = _later(own, rates, measured)
     for part in later:
-        if code := _run(part, again):
-            return code
+        with progress.counted(done, total):
+            if code := _run(part, again):
+                return code
+        done += len(part.planned)
     found = _outcomes([*rates, *later])
     is_control = found["dial"] == _CONTROL
     found, shuffled = found[~is_control], found[is_control]
