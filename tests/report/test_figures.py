@@ -34,7 +34,7 @@ def test_reward_is_drawn_over_the_sampled_tokens() -> None:
     figure = curves.reward_compute(long_table(values, COMPARED))
     line = next(each for each in figure.axes[0].lines if each.get_label() == "grpo")
     np.testing.assert_allclose(line.get_xdata(), [200, 400])
-    np.testing.assert_allclose(line.get_ydata(), [0.6, 0.625])  # smoothed over the two steps
+    np.testing.assert_allclose(line.get_ydata(), [0.6, 0.65])  # too few steps to smooth
     np.testing.assert_allclose(shown(figure, 1)["gspo"], [0.5, 0.5])
     assert figure.axes[-1].get_xlabel() == "sampled tokens"
 
@@ -52,8 +52,18 @@ def test_differences_are_at_equal_compute_where_curves_are_over_compute() -> Non
     assert [axis.get_xlabel() for axis in figure.axes] == ["sampled tokens"] * 3
     apart = figure.numbers.query("series == 'gspo − grpo'")
     assert apart["x"].tolist() == [100, 200, 300, 400]
-    # Smoothed: .1 .15 .2 .25. At 300 tokens GSPO is half-way between its first two steps.
-    np.testing.assert_allclose(apart["mean"], [0, -0.05, -0.075, -0.1])
+    # At 300 tokens GSPO is half-way between its first two steps.
+    np.testing.assert_allclose(apart["mean"], [0, -0.1, -0.15, -0.2], atol=1e-12)
+
+
+def test_curves_are_smoothed_over_a_tenth_of_their_steps_at_most() -> None:
+    def of_step(arm: dict[str, float], seed: int) -> float:
+        return float(arm["step"])
+
+    figure = curves.replay(long_table({"reward": of_step, "token_ratio_variance": of_step}, COMPARED, steps=30))
+    drawn = figure.numbers.query("panel == 'training reward' and series == 'grpo'")["mean"].tolist()
+    assert drawn[:4] == [1.0, 1.5, 2.0, 3.0]
+    assert "smoothed over 3 steps" in said(figure)
 
 
 def test_caption_names_lines_that_coincide() -> None:

@@ -178,7 +178,7 @@ def curves(
     log = metric in _LOGARITHMIC
     axis.set_xlabel(_STEP)
     axis.set_ylabel(columns.label(metric))
-    over = style.smoothed_over(metric)
+    over = style.smoothed_over(metric, steps)
     few_seeds, steps = style.few_seeds(steps), steps[steps["arm"].isin(lines)]
     means = estimates.curves(steps, metric, over, log, columns.bounds(metric))
     single = _seeds(steps, metric, log, over) if few_seeds else means.iloc[:0].assign(seed=0)
@@ -207,7 +207,7 @@ def differences(
     of the reference arm, as far as the arm has come.
     """
     base, label = colours.reference(lines), f"Δ {columns.label(metric)}"
-    single = _seeds(steps, metric, False, style.smoothed_over(metric))
+    single = _seeds(steps, metric, False, style.smoothed_over(metric, steps))
     wide = single.pivot(index=["seed", "step"], columns="arm", values="mean")
     style.zero(axis, lines[base])
     paired = _paired_seeds(steps, base)

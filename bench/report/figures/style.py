@@ -316,9 +316,9 @@ def zero(axis: Axes, base: Look) -> None:
 # Captions
 
 
-def smoothed_over(metric: str) -> int:
-    """Return over how many steps the curve of a metric is smoothed: held-out accuracy is not."""
-    return 1 if metric == "eval_accuracy" else SMOOTHED_OVER
+def smoothed_over(metric: str, steps: pd.DataFrame) -> int:
+    """Return over how many steps the curve of a metric is smoothed, a tenth at most: held-out accuracy is not."""
+    return 1 if metric == "eval_accuracy" else max(1, min(SMOOTHED_OVER, int(steps["step"].max()) // 10))
 
 
 def few_seeds(steps: pd.DataFrame) -> bool:
@@ -362,7 +362,8 @@ def describe(steps: pd.DataFrame, number: str | None = None, log: bool = False, 
     if against is not None:
         shown += f"; Δ: arm − {against}, of the same seed and cold start"
     geometric = f" (on a logarithmic axis {'of values ' if number else ''}the geometric one)" if log else ""
-    of_curves = "" if number else f", of curves smoothed over {SMOOTHED_OVER} steps"
+    over = 1 if number else smoothed_over("", steps)
+    of_curves = f", of curves smoothed over {over} steps" if over > 1 else ""
     of_runs = f" Of each run: {number}." if number else ""
     return f"Mean over seeds{geometric}, {seeds(steps)}{of_curves}; {shown}.{of_runs}{design(steps)}"
 
