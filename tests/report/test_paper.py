@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import warnings
 from pathlib import Path
 
 import matplotlib as mpl
@@ -127,22 +126,6 @@ def test_the_users_matplotlibrc_changes_no_figure(drawn: Said) -> None:
         with mpl.rc_context(theirs):
             assert drawn(suffix="png") == before
             assert all(mpl.rcParams[key] in (value, [value]) for key, value in theirs.items()), "theirs are back"
-
-
-def test_names_without_a_glyph_are_said_in_one_line_or_drawn_in_another_font(
-    drawn: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(style, "_say_once", said.append)
-    monkeypatch.setattr(style, "_family_with", lambda letters: None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "基线" in drawn("--names", "grpo=基线")
-    assert set(said) == {"steadymoe: no installed font has 基 线: rename arms with --names"}
-    said.clear()
-    monkeypatch.setattr(style, "_family_with", lambda letters: "DejaVu Serif" if letters == set("基线") else None)
-    drawn("--names", "grpo=基线")
-    assert said == []
 
 
 def test_overview_stacks_its_panels_on_a_narrow_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,7 @@ A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a
 """
 
 import base64
-import functools
-import sys
 import textwrap
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -17,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib import font_manager, ticker
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -88,13 +85,10 @@ class DataFigure(Figure):
         with figure_style():
             metadata: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
             drawn = _draw_caption(self)
-            _give_glyphs(self)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", r"Glyph .* missing")  # _give_glyphs says so in one line
-                if not drawn:  # panels are laid out once, not for each format
-                    self.draw_without_rendering()
-                    self.set_layout_engine("none")
-                self.savefig(path, format=suffix, dpi=300, bbox_inches="tight" if drawn else None, metadata=metadata)
+            if not drawn:  # panels are laid out once, not for each format
+                self.draw_without_rendering()
+                self.set_layout_engine("none")
+            self.savefig(path, format=suffix, dpi=300, bbox_inches="tight" if drawn else None, metadata=metadata)
             if drawn:
                 drawn.remove()
         if suffix == "png":  # a palette takes a third of the bytes
@@ -123,37 +117,6 @@ def _draw_caption(figure: DataFigure) -> Text | None:
     filled = textwrap.fill(figure.caption, 135 if figure.get_figwidth() > ONE_COLUMN else 70, break_on_hyphens=False)
     below = -0.05 / figure.get_figheight()
     return figure.text(0.5, below, filled, ha="center", va="top", fontsize=6.5, color="#444444")
-
-
-def _give_glyphs(figure: Figure) -> None:
-    """Let texts with characters that their font lacks, such as Chinese names, use an installed font that has them.
-
-    If there is none, one line on stderr names the characters; they are drawn as boxes.
-    """
-    for text in figure.findobj(Text):
-        own = font_manager.findfont(text.get_fontproperties())
-        lacking = {letter for letter in text.get_text() if not letter.isspace()} - _letters(own)
-        if lacking and (family := _family_with(frozenset(lacking))) is not None:
-            text.set_fontfamily([*text.get_fontfamily(), family])
-        elif lacking:
-            _say_once(f"steadymoe: no installed font has {' '.join(sorted(lacking))}: rename arms with --names")
-
-
-@functools.cache
-def _letters(font: str) -> frozenset[str]:
-    return frozenset(map(chr, font_manager.get_font(font).get_charmap()))
-
-
-@functools.cache
-def _family_with(letters: frozenset[str]) -> str | None:
-    """Return the name of an installed font that has all these letters."""
-    fonts = sorted(font_manager.fontManager.ttflist, key=lambda each: (each.weight != 400, each.name))
-    return next((font.name for font in fonts if letters <= _letters(font.fname)), None)
-
-
-@functools.cache
-def _say_once(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def figure_style() -> Any:
