@@ -278,7 +278,9 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
         np.log(np.minimum(crossings(mean_ND, curve.values_D, threshold_N), curve.values_D[-1]))
         for mean_ND, curve in zip(means, curves, strict=True)
     )
-    gap_N, closed_N = pinned_N - free_N, 1 - (ours_pinned_N - ours_N) / (pinned_N - free_N)
+    gap_N = pinned_N - free_N
+    with np.errstate(divide="ignore", invalid="ignore"):  # draws without a gap are left out
+        closed_N = 1 - (ours_pinned_N - ours_N) / gap_N
     if not (gap_N[0] > 0 and np.isfinite(closed_N[0])):
         return none
     half, known = np.nan, np.isfinite(closed_N[1:]) & np.isfinite(gap_N[1:])
