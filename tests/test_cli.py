@@ -314,6 +314,7 @@ def test_failed_run_prints_its_command_and_exits_with_1(tmp_path: Path, ran: Sai
     said = ran("run", *words, code=1)
     assert "raise cold_start.max_updates" in said
     assert "rerun: steadymoe run" in said
+    assert "1 failed; status: steadymoe status" in said
     assert "1 failed" in ran("status", "--results", str(tmp_path))
 
 

@@ -163,5 +163,7 @@ def _outcome(runs: Sequence[Run]) -> int:
     results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"
     ended = ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
-    _print(f"{ended}; report: steadymoe report --experiment {experiment}{where}")
+    has_ended = any(state.has_ended for state in states.values())
+    then = f"report: steadymoe report --experiment {experiment}" if has_ended else "status: steadymoe status"
+    _print(f"{ended}; {then}{where}")
     return int(bool(failed))
