@@ -5,7 +5,7 @@ columns of ``Results.runs`` or by dotted keys of the config (``experiment`` apar
 
 - ``tolerance``: the logarithm of the learning rate, or of the strength of a mismatch, that its runs tolerate, on the
   threshold of GRPO's free runs of the same experiment and model (``statistics.tolerance``), shown as a ratio. ``dial``
-  replaces each value by the mean of a column of ``steps`` over its first rollouts, where all models are cold starts;
+  replaces each value by the mean of a column of ``steps`` in its runs' first rollouts, which the cold starts sample;
 - ``accuracy``: sampled, at the last evaluation; ``gain``: that less the accuracy of the start;
 - a column of ``steps``: its mean over the run; ``growth of`` a column: the mean of the last third of the run less that
   of the first.
@@ -101,7 +101,8 @@ def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
     for place, claim in enumerate(claims):
         if claim.again is not None and decided[place]:
             sides = [side | {"experiment": f"{side['experiment']}{claim.again}"} for side in claim.sides]
-            decided[place] = _measured(replace(claim, sides=sides), results, known)["holds"] == rows[place]["holds"]
+            repeated = _measured(replace(claim, sides=sides), results, known)
+            decided[place] = bool(np.isfinite(repeated["estimate"])) and repeated["holds"] == rows[place]["holds"]
     table["verdict"] = np.where(decided, np.where(table["holds"], "right", "wrong"), "open")
     return table.drop(columns="holds")
 

@@ -438,7 +438,9 @@ def for_terminal(shown: Shown) -> pd.DataFrame:
         return first[[name for name in map(str, first) if not name.startswith("less ")]]
     table = shown["tolerance"][0]
     dial = [name for name in map(str, table) if name.startswith(("× ", "best "))]
-    return table[["loss", "n", *dial, "sampled at best"]]
+    # Of several settings each has a row of a loss, whose best value is then on the page alone.
+    shown_first = ["setting", "loss", "n", dial[0]] if "setting" in table else ["loss", "n", *dial]
+    return table[[*shown_first, "sampled at best"]]
 
 
 def _differences(shown: Shown) -> dict[str, Estimate]:

@@ -142,7 +142,7 @@ def _routing(levels: pd.DataFrame, arm: str, reference: str) -> dict[str, Any]:
         shown = {"routing cost ×": "–" if cost is None else str(cost)}
         closed = gap_closed(levels, arm, f"{arm}{_PINNED}", f"{reference}{_PINNED}")
         return shown if arm == reference else shown | {"gap closed": closed}
-    if set(levels.loc[levels["arm"] == arm, "algorithm"]) != {REFERENCE}:
+    if not arm.startswith(f"{reference} routing="):
         return {}
     # A change of routes alone means nothing with pinned ones.
     return {"gap closed": f"{gap_closed(levels, arm, None, f'{reference}{_PINNED}')} raw"}

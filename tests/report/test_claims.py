@@ -121,6 +121,14 @@ def test_verdict_that_does_not_repeat_is_open(
     assert claims.judged([cost], Path("nowhere"))["verdict"].tolist() == [verdict]
 
 
+def test_verdict_whose_repetition_has_no_number_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = {"cell": runs(), "cell_autoclip": runs(LEVELS | {"off": [0.3, 0.2, 0.1]}, seeds=3)}
+    monkeypatch.setattr(report_page, "ended", lambda _, name: {name: recorded[name]})
+    below = claim((1, PINNED), (-1, FREE), direction="below")
+    again = claim((1, PINNED), (-1, FREE), direction="below", again="_autoclip")
+    assert claims.judged([below, again], Path("nowhere"))["verdict"].tolist() == ["wrong", "open"]
+
+
 @pytest.mark.parametrize("key", ["updates", "model.config.num_hidden_layers"])
 def test_claim_whose_sides_differ_in_more_than_it_says_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     recorded, at = runs(), {"learning_rate": 2e-4}

@@ -7,6 +7,7 @@ from small_figures import results_of
 
 from steadymoe.bench.report import tolerances
 from steadymoe.bench.report.figures import find
+from steadymoe.bench.report.tables import for_terminal
 from steadymoe.bench.statistics.tolerance import SHARE, of_arm
 
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)
@@ -101,8 +102,19 @@ def test_gap_closed_is_what_a_loss_does_not_pay_of_the_references_cost() -> None
         pytest.approx(0.5, abs=0.05),
         "raw",
     )
+    corrected = replayed.assign(routing="off", correction="tis", arm=replayed["arm"].str.replace("routing=r2", "tis"))
+    assert "gap closed" not in tolerances.table(pd.concat([steps, corrected])), "it means something with pinned routes"
     nothing = tolerances.table(with_pinned({"grpo": 0.0, "gspo": 0.5})).set_index("loss")["gap closed"]
     assert not np.isfinite(nothing["gspo"].low), "no gap to close"
+
+
+def test_terminal_names_the_setting_of_each_row() -> None:
+    table = tolerances.table(pd.concat([sweep(), sweep(model="dense_flat")]))
+    shown = for_terminal({"tolerance": (table, "")})
+    assert list(shown) == ["setting", "loss", "n", "× grpo", "sampled at best"]
+    assert set(shown["setting"]) == {"flat", "dense_flat"}
+    alone = for_terminal({"tolerance": (tolerances.table(sweep()), "")})
+    assert list(alone) == ["loss", "n", "× grpo", "best learning rate", "sampled at best"]
 
 
 def test_a_sentence_says_which_loss_tolerates_most() -> None:

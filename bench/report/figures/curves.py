@@ -74,8 +74,10 @@ def _beside(
     Each model has a block of its own, and so has each group of more lines than a panel holds. With few seeds the last
     panel of a block has differences in reward, if it ``differs``.
     """
-    models = sorted(set(steps["model"]), key=lambda model: steps.loc[steps["model"] == model, "experts"].max() == 0)
-    named = {model: without_word(steps[steps["model"] == model], model, len(models) > 1) for model in models}
+    experts = steps.groupby("model", observed=True)["experts"].max()
+    models = sorted(map(str, experts.index), key=lambda model: (experts[model] == 0, model))  # dense twins last
+    named = {model: _without_word(steps[steps["model"] == model], model) for model in models}
+    named = named if len(models) > 1 else {models[0]: steps}
     lines = {model: colours.of_lines(ours) for model, ours in named.items()}
     rows = [(model, group) for model in models for group in colours.groups(lines[model])]
     bases = {model: compared(named[model], lines[model]) if differs else None for model in models}
@@ -115,10 +117,8 @@ def _title(steps: pd.DataFrame, model: str) -> str:
     return f"{model}, {experts:.0f} experts" if (experts := steps["experts"].max()) > 0 else f"{model}, dense"
 
 
-def without_word(steps: pd.DataFrame, model: str, is_named: bool) -> pd.DataFrame:
-    """Return ``steps`` of one model with arms that do not name it, if several do."""
-    if not is_named:
-        return steps
+def _without_word(steps: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Return ``steps`` of one model with arms that do not name it."""
     words = {arm: arm.split(" ") for arm in steps["arm"].unique()}
     return steps.assign(
         arm=steps["arm"].map({arm: " ".join(w for w in its if w != model) for arm, its in words.items()})

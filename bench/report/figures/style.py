@@ -280,8 +280,12 @@ def zero(axis: Axes, base: Look) -> None:
 
 
 def smoothed_over(metric: str, steps: pd.DataFrame) -> int:
-    """Return over how many steps the curve of a metric is smoothed, a tenth at most: held-out accuracy is not."""
-    return 1 if metric == "eval_accuracy" else max(1, min(SMOOTHED_OVER, int(steps["step"].max()) // 10))
+    """Return over how many steps the curve of a metric is smoothed: held-out accuracy is not.
+
+    At most a tenth of the steps of the arm that has the fewest: short curves stay as they are.
+    """
+    fewest = int(steps.groupby("arm", observed=True)["step"].nunique().min())
+    return 1 if metric == "eval_accuracy" else max(1, min(SMOOTHED_OVER, fewest // 10))
 
 
 def few_seeds(steps: pd.DataFrame) -> bool:
@@ -325,7 +329,7 @@ def describe(steps: pd.DataFrame, number: str | None = None, log: bool = False, 
     if against is not None:
         shown += f"; Δ: arm − {against}, of the same seed and cold start"
     geometric = f" (on a logarithmic axis {'of values ' if number else ''}the geometric one)" if log else ""
-    over = 1 if number else smoothed_over("", steps)
+    over = 1 if number else smoothed_over("reward", steps)
     of_curves = f", of curves smoothed over {over} steps" if over > 1 else ""
     of_runs = f" Of each run: {number}." if number else ""
     return f"Mean over seeds{geometric}, {seeds(steps)}{of_curves}; {shown}.{of_runs}{design(steps)}"
