@@ -151,7 +151,7 @@ class _Side:
         theirs_ND = self.reference[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
         start_N = self.starts[seeds].to_numpy(float)[draws_NS].mean(-1)
         curve = tolerance.Curve(self.own.index.to_numpy(float), self.own[seeds].to_numpy(float))
-        threshold_N = tolerance.threshold(curve, start_N, theirs_ND)
+        threshold_N = tolerance.threshold(start_N, theirs_ND)
         crossed_N = tolerance.crossings(own_ND, curve.values_D, threshold_N)
         crossed_N[theirs_ND.max(1) <= start_N] = np.nan  # GRPO gains nothing: there is no threshold
         return np.log(np.minimum(crossed_N, curve.values_D[-1])), bool(np.isinf(crossed_N[0]))

@@ -16,13 +16,16 @@ LABELS = {
     "updates_per_rollout": "updates per rollout",
     "strength": "strength of the mismatch",
 }
-# How the name of an arm with pinned routes ends (``tables.arm_names``).
-_PINNED = " routing=pinned"
 OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
 SHORT_CAPTION = (
     "Tolerance: where mean held-out accuracy first falls below the threshold, the dashed line of the figure. All "
     "columns are explained under Tolerance, below."
 )
+
+
+def pinned(arm: str) -> str:
+    """Return the name of the same arm with pinned routes (``tables.arm_names``)."""
+    return f"{arm} routing=pinned"
 
 
 def caption() -> str:
@@ -135,17 +138,17 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
 def _routing(levels: pd.DataFrame, arm: str, reference: str) -> dict[str, Any]:
     """Return what moving routes cost an arm, if it or the reference ran with pinned ones."""
     arms = set(levels["arm"])
-    if f"{reference}{_PINNED}" not in arms or arm.endswith(_PINNED):
+    if pinned(reference) not in arms or arm.endswith(pinned("")):
         return {}
-    if f"{arm}{_PINNED}" in arms:
-        cost, _ = of_arm(levels, f"{arm}{_PINNED}", over=arm)
+    if pinned(arm) in arms:
+        cost, _ = of_arm(levels, pinned(arm), over=arm)
         shown = {"routing cost ×": "–" if cost is None else str(cost)}
-        closed = gap_closed(levels, arm, f"{arm}{_PINNED}", f"{reference}{_PINNED}")
+        closed = gap_closed(levels, arm, pinned(arm), pinned(reference))
         return shown if arm == reference else shown | {"gap closed": closed}
     if not arm.startswith(f"{reference} routing="):
         return {}
     # A change of routes alone means nothing with pinned ones.
-    return {"gap closed": f"{gap_closed(levels, arm, None, f'{reference}{_PINNED}')} raw"}
+    return {"gap closed": f"{gap_closed(levels, arm, None, pinned(reference))} raw"}
 
 
 def sentences(rows: pd.DataFrame) -> list[str]:

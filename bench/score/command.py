@@ -4,8 +4,8 @@ import argparse
 import hashlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,28 +16,29 @@ from steadymoe.bench.check import properties
 from steadymoe.bench.report import write
 from steadymoe.bench.report.folders import ended_runs
 from steadymoe.bench.runs import command as runs
-from steadymoe.bench.runs import compose, dry, identity, progress, run_folder
+from steadymoe.bench.runs import compose, dry, progress, run_folder
 from steadymoe.bench.runs.compose import ConfigError, Run
-from steadymoe.bench.runs.overrides import at_once
+from steadymoe.bench.runs.overrides import at_once, key_of
 from steadymoe.bench.score import board, outcomes, recorded, standard
-from steadymoe.bench.score.standard import ANCHORS, COLUMNS, DIALS, MOST_TUNED, QUICK, RATE, REFERENCE, VERSION, Dial
+from steadymoe.bench.score.standard import COLUMNS, CONTROL, EXPERIMENT, FREE, MEASURED, PINNED, Side
+from steadymoe.bench.statistics.tolerance import REFERENCE
 from steadymoe.bench.support import files
 from steadymoe.bench.support.errors import Parser
 from steadymoe.bench.support.text import visible
 
 _RESULTS = Path("results")
-# The name of the dial on which the scored loss runs with shuffled rewards.
-_CONTROL = "shuffled"
 _DESCRIPTION = """\
-Score an algorithm: how much stress it tolerates, in multiples of GRPO's. Checks it, trains it next to
-GRPO and GSPO over learning rates, then over updates per rollout and over noise on the sampler, and
-once with shuffled rewards. Only what is missing runs, so the same command resumes an interrupted
-score. Prints a table and writes a page to results/scores/."""
+Score an algorithm, or a change of routing or optimizer: the learning rates it tolerates on an MoE,
+in multiples of GRPO's, what moving routes cost it, and what it tolerates on the dense twin. Checks
+it, trains it next to GRPO with free routes, with pinned ones and on the twin, and once with shuffled
+rewards. Only what is missing runs, so the same command resumes an interrupted score. Prints a table
+and writes a page to results/scores/."""
 _EXAMPLES = """\
 examples:
-  steadymoe score algorithm=vespo --quick      under ten minutes on two cores: the rate, three seeds
+  steadymoe score algorithm=vespo --quick      ten minutes on two cores: free and pinned routes, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
-  steadymoe score algorithm=vespo              the full score, half an hour; later ones reuse GRPO and GSPO
+  steadymoe score algorithm=vespo              the full score, an hour; later ones reuse GRPO
+  steadymoe score algorithm=grpo routing=r2    what replay gives back of GRPO's routing cost
   steadymoe score algorithm=mine --record      also append it to the outcomes recorded in this checkout
   steadymoe score --board results/board        draw the board of the recorded losses
 
@@ -48,6 +49,8 @@ _MODES = {
     "record": {"overrides", "record", "dry", "redo"},
     "board": {"board"},
 }
+# The groups of the config that may be scored in place of an algorithm.
+_CHANGES = ("routing", "optimizer")
 
 
 def main(args: list[str]) -> int:
@@ -67,10 +70,10 @@ def main(args: list[str]) -> int:
 def _parsed(args: list[str]) -> argparse.Namespace:
     """Parse the arguments; exit for --help and for invalid ones."""
     parser = Parser(prog="steadymoe score", description=_DESCRIPTION, epilog=_EXAMPLES, allow_abbrev=False)
-    text = "algorithm=NAME, and algorithm.loss.KEY=VALUE to override numbers of its YAML"
+    text = "algorithm=NAME, numbers of its YAML (algorithm.loss.KEY=VALUE), changes (routing=NAME, optimizer.KEY=VALUE)"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=text)
     parser.add_argument(
-        "--quick", action="store_true", help="a first look: three learning rates, three seeds, next to GRPO"
+        "--quick", action="store_true", help="a first look: two learning rates, three seeds, free and pinned routes"
     )
     parser.add_argument("--dry", action="store_true", help="print what would run and how long it takes, and stop")
     parser.add_argument("--redo", action="store_true", help="replace runs made with other code or another config")
@@ -85,19 +88,32 @@ def _parsed(args: list[str]) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Arm:
-    """A loss of a score: the scored one or an anchor."""
+    """What is scored, or GRPO beside it."""
 
     label: str
     name: str
     """Its name in file names."""
     overrides: tuple[str, ...]
 
+    @property
+    def of_algorithm(self) -> list[str]:
+        """Return the overrides that choose the algorithm and its numbers."""
+        return [word for word in self.overrides if key_of(word).partition(".")[0] not in _CHANGES]
+
+    @property
+    def changes(self) -> set[str]:
+        """Return the groups besides the algorithm that it changes."""
+        return {key_of(word).partition(".")[0] for word in self.overrides} - {"algorithm"}
+
+
+_ANCHOR = Arm(REFERENCE, REFERENCE, (f"algorithm={REFERENCE}",))
+
 
 class Part(NamedTuple):
-    """The runs of an arm on a dial."""
+    """The runs of an arm on a side."""
 
     arm: Arm
-    dial: Dial
+    side: Side
     args: list[str]
     """The arguments of ``steadymoe run`` that make ``planned``."""
     planned: list[Run]
@@ -115,12 +131,28 @@ class Part(NamedTuple):
         return sorted({run.config.optimizer.learning_rate for run in self.planned})
 
 
-def _part(arm: Arm, dial: Dial, more: Sequence[str] = (), is_wide: bool = False) -> Part:
-    """Plan the runs that turn a dial, with ``more`` overrides; ``is_wide``: and those beyond. Raises ConfigError."""
-    args = [f"experiment={dial.experiment}", *dial.overrides, *arm.overrides, *more]
-    part = Part(arm, dial, ["-m", *args], compose.plan(args, multirun=True))
+def _part(arm: Arm, side: Side, more: Sequence[str] = (), is_wide: bool = False) -> Part:
+    """Plan the runs of a side, with ``more`` overrides; ``is_wide``: and those beyond. Raises ConfigError."""
+    own = {key_of(word) for word in (*arm.overrides, *more, *side.overrides[2:])}
+    usual = [word for word in (standard.SEEDS, *side.overrides[:2]) if key_of(word) not in own]
+    args = [f"experiment={EXPERIMENT}", *usual, *side.overrides[2:], *arm.overrides, *more]
+    part = Part(arm, side, ["-m", *args], compose.plan(args, multirun=True))
     ends = _at(part.grid[0] / 2, 2 * part.grid[-1])
     return part._replace(beyond=compose.plan([*args, *ends], multirun=True)) if is_wide else part
+
+
+def _parts(arms: Sequence[Arm], quick: bool) -> list[Part]:
+    """Plan the runs over learning rates, side after side, without those an arm cannot have. Raises ConfigError."""
+    parts = [_part(arm, FREE, standard.QUICK if quick else (), is_wide=not quick) for arm in arms]
+    for side in (PINNED,) if quick else standard.SIDES[1:]:
+        for arm in arms:
+            if side == PINNED and "routing" in arm.changes:  # routes cannot be two things
+                continue
+            try:
+                parts.append(_part(arm, side, standard.QUICK if quick else (), is_wide=not quick))
+            except ConfigError as error:  # with free routes it can be
+                print(visible(f"{arm.label} is not scored with {side.name}: {error}"), file=sys.stderr)
+    return parts
 
 
 def _at(*rates: float) -> list[str]:
@@ -129,13 +161,18 @@ def _at(*rates: float) -> list[str]:
 
 def read(overrides: Sequence[str]) -> Arm:
     """Return the arm that the overrides choose. Raises ConfigError."""
-    name = check.read(overrides).name
-    run, *_ = compose.plan([f"experiment={RATE.experiment}", *RATE.overrides, *overrides, "seed=0"])
-    axes = identity.axes_name({key: value for key, value in run.axes.items() if key.startswith("algorithm.")})
-    if not axes:
+    changes = [
+        word
+        for word in overrides
+        if key_of(word).partition(".")[0] in _CHANGES and key_of(word) != "optimizer.learning_rate"
+    ]
+    name = check.read([word for word in overrides if word not in changes]).name
+    words = [word for word in overrides if word != f"algorithm={name}"]
+    if not words:
         return Arm(name, name, tuple(overrides))
-    digest = hashlib.sha256(axes.encode()).hexdigest()[:8]
-    return Arm(f"{name} {axes}", f"{name.replace('@', '-at-')}-{digest}", tuple(overrides))
+    label = " ".join([name, *sorted(words)])
+    digest = hashlib.sha256(label.encode()).hexdigest()[:8]
+    return Arm(label, f"{name.replace('@', '-at-')}-{digest}", tuple(overrides))
 
 
 def score(
@@ -146,70 +183,56 @@ def score(
     Raises UserError before anything runs, and Damaged, OSError and, ``to_record``, ConfigError after.
     """
     own = read(overrides)
-    anchors = [Arm(name, name, (f"algorithm={name}",)) for name in (ANCHORS[:1] if quick else ANCHORS)]
     # GRPO first: its gain sets the threshold.
-    arms = {arm.label: arm for arm in (*anchors, own)}.values()
-    rates = [_part(arm, RATE, QUICK if quick else (), is_wide=not quick) for arm in arms]
-    best = _best_rates(rates)
-    later = [] if quick else _later(own, rates, best)
-    parts = [*rates, *later]
-    _refuse(own, parts, again)
+    arms = list({arm.label: arm for arm in (_ANCHOR, own)}.values())
+    parts = _parts(arms, quick)
+    later = [] if quick else _later(own, arms, parts)
+    _refuse(own, [*parts, *later], again)
     if to_record:
-        recorded.refuse(overrides)
-    for line in _progress(parts, again):
+        recorded.refuse(own.label, overrides)
+    for line in _progress([*parts, *later], again):
         print(visible(line))
     if dry_run:
         return 0
-    if check.check(own.overrides):
+    if check.check(own.of_algorithm):
         print("steadymoe: the algorithm fails `steadymoe check` and is not scored", file=sys.stderr)
         return 2
-    done, total = 0, sum(len(part.planned) for part in parts)
-    for place, part in enumerate(rates):
+    done, total = 0, sum(len(part.planned) for part in (*parts, *later))
+    for place, part in enumerate(parts):
         with progress.counted(done, total):
             if code := _run(part, again):
                 return code
         done += len(part.planned)
-        wider = [] if quick else outcomes.wider(_outcomes(rates[: place + 1]), part.arm.label, part.grid)
+        found = _outcomes(parts[: place + 1])
+        wider = [] if quick else outcomes.wider(found, part.arm.label, part.side, part.grid)
         if wider and (code := runs.main([*part.args, *_at(*wider)])):
             return code
-    if later and (measured := _best_rates(rates)) != best:
-        later = _later(own, rates, measured)
+    later = [] if quick else _later(own, arms, parts)  # the best rates are known now
     for part in later:
         with progress.counted(done, total):
             if code := _run(part, again):
                 return code
         done += len(part.planned)
-    found = _outcomes([*rates, *later])
-    is_control = found["dial"] == _CONTROL
-    found, shuffled = found[~is_control], found[is_control]
-    keeps_state = properties.memory(check.read(overrides).loss).startswith(properties.KEEPS_STATE)
+    found = _outcomes([*parts, *later])
+    keeps_state = properties.memory(check.read(own.of_algorithm).loss).startswith(properties.KEEPS_STATE)
     label = "with state" if keeps_state else ""
-    problem = "" if quick else outcomes.gains_without_reward(found, shuffled)
+    problem = "" if quick else outcomes.gains_without_reward(found)
     notes = [f"{own.label} is {label}: {board.TERMS[label]}"] if label else []
     notes += [f"{own.label} cannot be recorded: {problem}."] if problem else []
-    # The last arm is the scored one, or an anchor, which needs no STEADYMOE_PATH.
-    _show(own, found, notes, quick, rates[-1].planned[0].command.partition("steadymoe ")[0])
+    # The last arm is the scored one, or GRPO, which needs no STEADYMOE_PATH.
+    own_part = next(part for part in parts if part.arm == own or own.label == REFERENCE)
+    _show(own, found, notes, quick, own_part.planned[0].command.partition("steadymoe ")[0])
     if to_record and not problem:
         _record(own, found, label)
     return 1 if to_record and problem else 0
 
 
-def _best_rates(rates: Sequence[Part]) -> dict[str, float]:
-    """Return loss → its best rate today, of those that have ended runs."""
-    found = _outcomes(rates)
-    return {loss: outcomes.best_rate(found, loss) for loss in found["loss"].unique()}
-
-
-def _later(own: Arm, rates: Sequence[Part], best: Mapping[str, float]) -> list[Part]:
-    """Plan the other dials of every arm, and a run of the scored loss with shuffled rewards, at the rates ``best``."""
-    first = rates[0].planned[0].config
-    at = {label: _at(rate) for label, rate in best.items()}
-    dials = [
-        _part(arm, dial, at.get(arm.label, ()) if dial.at_best_rate else ()) for dial in DIALS[1:] for arm, *_ in rates
-    ]
-    shuffled = ("rollout.shuffle_rewards=true", f"experiment_name={RATE.experiment}_shuffled", f"seed={first.seed}")
-    control = replace(RATE, name=_CONTROL, overrides=(*RATE.overrides, *shuffled))
-    return [*dials, _part(own, control, at.get(own.label, _at(first.optimizer.learning_rate)))]
+def _later(own: Arm, arms: Sequence[Arm], parts: Sequence[Part]) -> list[Part]:
+    """Plan, at the best rates so far with free routes, the measured runs and one of ``own`` with shuffled rewards."""
+    found = _outcomes([part for part in parts if part.side == FREE])
+    ran, usual = set(found["loss"]), parts[0].planned[0].config.optimizer.learning_rate
+    best = {arm: _at(outcomes.best_rate(found, arm.label) if arm.label in ran else usual) for arm in arms}
+    return [*(_part(arm, MEASURED, best[arm]) for arm in arms), _part(own, CONTROL, best[own])]
 
 
 def _run(part: Part, again: bool) -> int:
@@ -221,7 +244,7 @@ def _run(part: Part, again: bool) -> int:
 
 def _outcomes(parts: Sequence[Part]) -> pd.DataFrame:
     """Return the outcomes of everything that has ended."""
-    found = [outcomes.of_runs(part.runs, part.dial, part.arm.label) for part in parts]
+    found = [outcomes.of_runs(part.runs, part.side, part.arm.label) for part in parts]
     ended = [each for each in found if len(each)]
     return pd.concat(ended, ignore_index=True) if ended else pd.DataFrame(columns=list(COLUMNS))
 
@@ -229,14 +252,15 @@ def _outcomes(parts: Sequence[Part]) -> pd.DataFrame:
 def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
     """Raise ConfigError for what would stop a score later, or would score something else."""
     reference, *_ = parts
-    for dial in DIALS:  # at the experiment's own rate, as it was recorded
-        standard.refuse_other_settings(dial, _part(reference.arm, dial, ["seed=0"]).planned)
+    for side in standard.SIDES:
+        standard.refuse_other_settings(side, _part(reference.arm, side, ["seed=1000"]).planned)
     mine = [run for part in parts if part.arm.label == own.label for run in part.runs]
-    if changed := standard.changed_setting(reference.planned[0].plain, mine[0].plain):
+    if changed := standard.changed_setting(reference.planned[0].plain, mine[0].plain, own.changes):
         raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
     tuned = [override for override in own.overrides if not override.startswith("algorithm=")]
-    if len(tuned) > MOST_TUNED:
-        raise ConfigError(f"at most {MOST_TUNED} numbers of a loss may be tuned, got {len(tuned)}: {' '.join(tuned)}")
+    if len(tuned) > standard.MOST_TUNED:
+        most = standard.MOST_TUNED
+        raise ConfigError(f"at most {most} numbers of a loss may be tuned, got {len(tuned)}: {' '.join(tuned)}")
     # In whose folders are runs of another config.
     older = [run for run in mine if run_folder.known(run.folder).get("config_hash", run.config_hash) != run.config_hash]
     if older and not again:
@@ -250,12 +274,9 @@ def _progress(parts: Sequence[Part], again: bool) -> list[str]:
     """Return lines on finished, missing and, ``again``, outdated runs, and how long they take at the recorded pace."""
     states: dict[str, list[run_folder.State]] = {}
     for part in parts:
-        states.setdefault(part.dial.name, []).extend(run_folder.read_state(run.folder) for run in part.planned)
-    to_run = {dial: sum(not state.has_ended for state in of_dial) for dial, of_dial in states.items()}
-    lines, missing = [f"{RATE.name}: {dry.summary(states[RATE.name])}"], sum(to_run.values())
-    if _CONTROL in to_run:
-        others = missing - to_run[RATE.name] - to_run[_CONTROL]
-        lines.append(f"staleness and mismatch: {others} to run; with shuffled rewards: {to_run[_CONTROL]}")
+        states.setdefault(part.side.name, []).extend(run_folder.read_state(run.folder) for run in part.planned)
+    lines = [f"{side}: {dry.summary(its)}" for side, its in states.items()]
+    missing = sum(not state.has_ended for its in states.values() for state in its)
     if again and (old := [run for part in parts for run in part.runs if run_folder.stale(run) is not None]):
         missing += sum(run_folder.read_state(run.folder).has_ended for run in old)
         lines.append(f"outdated: {len(old)} to replace")
@@ -276,13 +297,12 @@ def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool, path:
     """
     scored = outcomes.scores(found)
     rows, notes = outcomes.table(scored), [*outcomes.notes(scored, found, own.label, quick), *more]
-    rows = rows if not quick else rows.drop(columns=[f"{dial.name} × {REFERENCE}" for dial in DIALS[1:]])
-    version = f"{VERSION}-quick" if quick else VERSION
+    version = f"{standard.VERSION}-quick" if quick else standard.VERSION
     folder = files.folder(_RESULTS, "scores", version, own.name)
-    paths = board.draw(found, folder)
+    paths = board.draw(scored, folder)
     title = f"{visible(own.label)} in {version}"
     command = path + shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
-    page = board.page(title, found, {"Tolerance": rows}, notes, own.label, command)
+    page = board.page(title, scored, {"Tolerance": rows}, notes, own.label, command)
     paths += write.text_files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
     for line in [*write.to_markdown(rows).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
         print(visible(line))
@@ -290,9 +310,9 @@ def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool, path:
 
 def _record(own: Arm, found: pd.DataFrame, label: str) -> None:
     """Append the outcomes of a loss and of GRPO to the recorded ones, with what is known of the loss's runs."""
-    ran = ended_runs(_RESULTS, RATE.experiment)
-    last = ran[ran["algorithm"] == own.name].iloc[-1]
+    ran = ended_runs(_RESULTS, EXPERIMENT)
+    last = ran[ran["algorithm"] == check.read(own.of_algorithm).name].iloc[-1]
     facts = {key: str(last[key]) for key in ("machine", "revision", "versions")}
     facts |= {"date": str(run_folder.known(Path(last["folder"]))["started"])[:10], "label": label}
-    for path in recorded.append(own.label, found[found["loss"].isin([own.label, REFERENCE])], facts):
+    for path in recorded.append(own.label, own.overrides, found, facts):
         print(visible(f"wrote {path}"))

@@ -1,51 +1,85 @@
-"""From runs to three numbers a loss: its outcomes over each dial, what it tolerates, and its level at its best rate."""
+"""From runs to the numbers of a loss: its outcomes on each side, what it tolerates there, what routes cost it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench.report import tables
 from steadymoe.bench.report.folders import ended_runs
 from steadymoe.bench.report.results import Results
-from steadymoe.bench.report.tolerances import ends
+from steadymoe.bench.report.tolerances import ends, pinned
 from steadymoe.bench.runs.compose import Run
-from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, SHUFFLED, Dial
+from steadymoe.bench.score.standard import CHEAP, COLUMNS, CONTROL, DENSE, FREE, MEASURED, PINNED, SHUFFLED, Side
 from steadymoe.bench.statistics.comparisons import holm, is_decided
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds, t_quantile
-from steadymoe.bench.statistics.tolerance import Tolerance, best_value, of_arm, order
+from steadymoe.bench.statistics.tolerance import REFERENCE, Tolerance, best_value, gap_closed, of_arm
+
+_MOE = (FREE.name, PINNED.name)
+
+
+class Ratio(NamedTuple):
+    """One ratio of what is tolerated."""
+
+    title: str
+    sides: tuple[str, ...]
+    """Whose outcomes it reads; of the last side a loss must have runs."""
+    over: str = REFERENCE
+    """GRPO, or ``free``: the loss itself with free routes."""
+
+
+RATIOS = {
+    "rate": Ratio(f"rate × {REFERENCE}", (PINNED.name, FREE.name)),
+    "pinned": Ratio(f"pinned × {REFERENCE}", _MOE),
+    "cost": Ratio("routing cost", _MOE, over=FREE.name),
+    "dense": Ratio(f"dense × {REFERENCE}", (DENSE.name,)),
+    "cheap": Ratio(f"7 tokens × {REFERENCE}", (CHEAP,)),
+}
+# Those of the table; ``pinned``, their product, stands in the picture.
+SHOWN = ("rate", "cost", "dense", "cheap")
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a loss tolerates, in multiples of GRPO's, and where it ends."""
+    """What a loss tolerates, in multiples of GRPO's, what moving routes cost it, and where it ends."""
 
     loss: str
-    tolerances: Mapping[str, Tolerance | None]
-    """Dial → number, None where there is no threshold; a dial that did not run is missing."""
+    algorithm: str
+    numbers: Mapping[str, Tolerance | None]
+    """Name in ``RATIOS`` → number, None where there is no threshold; one that did not run is missing."""
     decided: Mapping[str, bool]
-    """Dial → whether the ratio differs from 1: t test on its logarithm, Holm over the losses of the table."""
+    """Whether the ratio differs from 1: t test on its logarithm, Holm over the losses of the table."""
+    closed: Estimate
+    """The gap closed (``statistics.tolerance.gap_closed``)."""
+    is_raw: bool
+    """Whether that is of a change that means nothing with pinned routes."""
     best_rate: float
+    """With free routes; nan if only the cheap side ran."""
     sampled: Estimate
     greedy: Estimate
     """At the best rate, the highest of several, and so biased upwards; on the seeds that all losses have there."""
+    expert_change: Estimate
+    variance: Estimate
+    """Geometric mean; both at the best rate."""
 
     @property
     def seeds(self) -> int:
-        """Return the number of seeds behind the number of the rate's dial."""
-        number = self.tolerances.get(RATE.name)
+        """Return the number of seeds with free routes; 0 if only the cheap side ran."""
+        number = self.numbers.get("rate")
         return self.sampled.n if number is None else number.n
 
-    def text(self, dial: Dial) -> str:
-        """Return the number with its interval, and a star if it is decided."""
-        if dial.name not in self.tolerances:
+    def text(self, name: str) -> str:
+        """Return a number with its interval, and a star if it is decided."""
+        if name not in self.numbers:
             return "not run"
-        number = self.tolerances[dial.name]
-        return "no threshold" if number is None else f"{number}{' *' if self.decided[dial.name] else ''}"
+        number = self.numbers[name]
+        return "no threshold" if number is None else f"{number}{' *' if self.decided[name] else ''}"
 
 
-def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
+def of_runs(runs: Sequence[Run], side: Side, loss: str) -> pd.DataFrame:
     """Return the outcomes (``standard.COLUMNS``) of those of ``runs`` that have ended, under the label ``loss``."""
     folders = {str(run.folder) for run in runs}
     ended = ended_runs(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
@@ -53,76 +87,114 @@ def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
     ours = own[own["folder"].map(lambda folder: str(Path(folder).absolute()) in folders).astype(bool)]
     if not len(ours):
         return pd.DataFrame(columns=list(COLUMNS))
-    return of_steps(Results.of_folders(ours).joined["steps"], dial, loss)
+    return of_steps(Results.of_folders(ours).joined["steps"], side.name, loss)
 
 
-def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
+def of_steps(steps: pd.DataFrame, side: str, loss: str) -> pd.DataFrame:
     """Return the outcomes of one loss from ``Results.joined["steps"]``."""
-    steps = steps.assign(rate=steps["learning_rate"], turned=steps[dial.column].astype(float))
-    rows = ends(steps, ["algorithm", "rate", "turned", "seed"]).rename(columns={"turned": "value"})
-    return rows.assign(dial=dial.name, loss=loss)[list(COLUMNS)]
+    steps, keys = steps.assign(rate=steps["learning_rate"]), ["algorithm", "rate", "seed"]
+    rows = ends(steps, keys)
+    for name, (metric, how) in {
+        "expert_change": ("expert_change_per_update", "mean"),
+        "variance": ("token_ratio_variance", "median"),
+    }.items():
+        numbers = tables.run_numbers(steps, metric, how, keys) if side == MEASURED.name else pd.Series(dtype=float)
+        rows[name] = [numbers.get(run, np.nan) for run in rows[keys].itertuples(index=False, name=None)]
+    return rows.assign(side=side, loss=loss)[list(COLUMNS)]
 
 
-def best_rate(outcomes: pd.DataFrame, loss: str) -> float:
-    """Return the learning rate with the highest mean sampled accuracy on the rate's dial."""
-    ours = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == loss)]
-    return best_value(ours["value"], ours["sampled"]).value
+def levels(outcomes: pd.DataFrame, sides: Sequence[str]) -> pd.DataFrame:
+    """Return the outcomes of some sides as levels (``statistics.tolerance``); pinned routes are arms of their own."""
+    its = outcomes[outcomes["side"].isin(sides)].rename(columns={"rate": "value"})
+    arms = its["loss"].where(its["side"] != PINNED.name, its["loss"].map(pinned))
+    return its.assign(arm=arms)
 
 
-def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[float]:
-    """Return the rates by which a loss's ``grid``, ascending, is extended: once, below if its first rate is the best,
-    above if it still reaches the threshold at the last.
+def best_rate(outcomes: pd.DataFrame, loss: str, side: str = FREE.name) -> float:
+    """Return the learning rate with the highest mean sampled accuracy on a side."""
+    ours = outcomes[(outcomes["side"] == side) & (outcomes["loss"] == loss)]
+    return best_value(ours["rate"], ours["sampled"]).value
+
+
+def wider(outcomes: pd.DataFrame, loss: str, side: Side, grid: Sequence[float]) -> list[float]:
+    """Return the rates by which a loss's ``grid``, ascending, is extended on a side: once, below if its first rate is
+    the best, above if it still reaches the threshold at the last.
     """
-    levels = RATE.levels(outcomes)
-    rates = sorted(levels.loc[levels["arm"] == loss, "value"].unique())
-    found, _ = of_arm(levels, loss)
-    more = [grid[0] / 2] if best_rate(outcomes, loss) == rates[0] == grid[0] else []
+    its = levels(outcomes, _MOE if side.name in _MOE else (side.name,))
+    arm = pinned(loss) if side == PINNED else loss
+    rates = sorted(its.loc[its["arm"] == arm, "value"].unique())
+    found, best = of_arm(its, arm)
+    more = [grid[0] / 2] if best == rates[0] == grid[0] else []
     if found is not None and np.isinf(found.crossing) and rates[-1] == grid[-1]:
         more.append(2 * rates[-1])
     return more
 
 
 def scores(*blocks: pd.DataFrame) -> list[Score]:
-    """Return a score for each loss with runs on the rate's dial, the highest tolerated rate first.
+    """Return a score for each loss, the highest tolerated rate first.
 
-    A loss is compared with GRPO in its own block, the first that has it. Holm's correction is over all blocks.
+    A loss is compared with GRPO in its own block, the first that has runs of it on the side in question. Holm's
+    correction is over all blocks.
     """
-    of: dict[str, pd.DataFrame] = {}
-    for block in blocks:
-        for loss in dict.fromkeys(block.loc[block["dial"] == RATE.name, "loss"]):
-            of.setdefault(loss, block)
-    tolerances: dict[str, dict[str, Tolerance | None]] = {loss: {} for loss in of}
-    decided: dict[str, dict[str, bool]] = {loss: {} for loss in of}
-    for dial in DIALS:
-        levels = {loss: dial.levels(block) for loss, block in of.items()}
-        numbers = {loss: of_arm(ours, loss, dial.at)[0] for loss, ours in levels.items() if loss in set(ours["arm"])}
-        known = {loss: number for loss, number in numbers.items() if number is not None}
-        others = [loss for loss in known if loss != REFERENCE]
+    losses = dict.fromkeys(loss for block in blocks for loss in block["loss"])
+    numbers: dict[str, dict[str, Tolerance | None]] = {loss: {} for loss in losses}
+    decided: dict[str, dict[str, bool]] = {loss: {} for loss in losses}
+    for name, ratio in RATIOS.items():
+        for loss in losses:
+            if (block := _block(blocks, loss, ratio.sides[-1])) is not None:
+                arm = pinned(loss) if ratio.sides[-1] == PINNED.name else loss
+                over = loss if ratio.over == FREE.name else None
+                numbers[loss][name] = of_arm(levels(block, ratio.sides), arm, over=over)[0]
+        known = {loss: number for loss, its in numbers.items() if (number := its.get(name)) is not None}
+        others = [loss for loss in known if loss != REFERENCE or name == "cost"]
         corrected = dict(zip(others, holm([known[loss].p for loss in others]), strict=True))
-        for loss, number in numbers.items():
-            tolerances[loss][dial.name] = number
-            decided[loss][dial.name] = loss in corrected and is_decided(corrected[loss], known[loss].n)
-    found = []
-    for loss, block in of.items():
-        rate, of_rate = best_rate(block, loss), _on_shared_seeds(block)
-        ours = of_rate[(of_rate["loss"] == loss) & (of_rate["value"] == rate)]
-        at_best = (over_seeds(ours[name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
-        found.append(Score(loss, tolerances[loss], decided[loss], rate, *at_best))
-    return sorted(found, key=lambda each: -order(each.tolerances.get(RATE.name)))
+        for loss in known:
+            decided[loss][name] = loss in corrected and is_decided(corrected[loss], known[loss].n)
+    found = [_score(loss, numbers[loss], decided[loss], blocks) for loss in losses]
+    return sorted(found, key=lambda each: [-_rank(each.numbers.get(name)) for name in ("rate", "cheap")])
+
+
+def _rank(number: Tolerance | None) -> float:
+    return -1.0 if number is None or np.isnan(number.ratio) else number.ratio
+
+
+def _block(blocks: Sequence[pd.DataFrame], loss: str, side: str) -> pd.DataFrame | None:
+    return next((each for each in blocks if ((each["loss"] == loss) & (each["side"] == side)).any()), None)
+
+
+def _score(
+    loss: str, numbers: Mapping[str, Tolerance | None], decided: Mapping[str, bool], blocks: Sequence[pd.DataFrame]
+) -> Score:
+    """Return a score with its gap closed and its numbers at the best rate."""
+    (algorithm, *_) = (name for block in blocks for name in block.loc[block["loss"] == loss, "algorithm"])
+    none = over_seeds([])
+    if (block := _block(blocks, loss, FREE.name)) is None:
+        return Score(loss, algorithm, numbers, decided, none, False, np.nan, none, none, none, none)
+    of_moe, rate, shared = levels(block, _MOE), best_rate(block, loss), _on_shared_seeds(block)
+    has_pinned, is_route = "cost" in numbers, loss.startswith(f"{REFERENCE} routing=")
+    closed = none
+    if loss != REFERENCE and (has_pinned or is_route):
+        closed = gap_closed(of_moe, loss, pinned(loss) if has_pinned else None, pinned(REFERENCE))
+    at = [rows[(rows["loss"] == loss) & (rows["rate"] == rate)] for rows in (shared, block)]
+    measured = at[1][at[1]["side"] == MEASURED.name]
+    sampled, greedy = (over_seeds(at[0][name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
+    changes = over_seeds(measured["expert_change"].dropna().tolist(), bounds=(0, 1))
+    variance = over_seeds(measured["variance"].dropna().tolist(), log=True)
+    return Score(loss, algorithm, numbers, decided, closed, not has_pinned, rate, sampled, greedy, changes, variance)
 
 
 def _on_shared_seeds(outcomes: pd.DataFrame) -> pd.DataFrame:
-    """Return the outcomes of the rate's dial on the seeds of every loss: only there levels are of the same starts."""
-    of_rate = outcomes[outcomes["dial"] == RATE.name]
-    seeds = of_rate.groupby("loss")["seed"].agg(set)
-    return of_rate[of_rate["seed"].isin(set.intersection(*seeds))]
+    """Return the outcomes with free routes on the seeds of every loss: only there levels are of the same starts."""
+    free = outcomes[outcomes["side"] == FREE.name]
+    seeds = free.groupby("loss")["seed"].agg(set)
+    return free[free["seed"].isin(set.intersection(*seeds))]
 
 
-def gains_without_reward(outcomes: pd.DataFrame, shuffled: pd.DataFrame) -> str:
+def gains_without_reward(outcomes: pd.DataFrame) -> str:
     """Return what is wrong if a loss gains from shuffled rewards a share of what GRPO gains from rewards, else ""."""
-    of_rate = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == REFERENCE)]
-    best = of_rate.groupby("value")[["start", "sampled"]].mean()
-    gain = float((best["sampled"] - best["start"]).max())
+    reference = outcomes[(outcomes["side"] == FREE.name) & (outcomes["loss"] == REFERENCE)]
+    best = reference.groupby("rate")[["start", "sampled"]].mean()
+    gain, shuffled = float((best["sampled"] - best["start"]).max()), outcomes[outcomes["side"] == CONTROL.name]
     without = float((shuffled["sampled"] - shuffled["start"]).mean())
     if without <= max(0.0, SHUFFLED * gain):
         return ""
@@ -141,10 +213,18 @@ def smallest(number: Tolerance, losses: int) -> float:
 
 
 def table(found: Sequence[Score]) -> pd.DataFrame:
-    """Return the scores for people."""
-    columns = ["loss", *(f"{dial.name} × {REFERENCE}" for dial in DIALS), "best rate", "sampled", "greedy"]
-    rows = [(s.loss, *map(s.text, DIALS), f"{s.best_rate:g}", s.sampled, s.greedy) for s in found]
-    return pd.DataFrame(rows, columns=columns)
+    """Return the scores for people; a ratio that no loss has is left out."""
+    shown = [name for name in SHOWN if any(name in each.numbers for each in found)]
+    rows: list[dict[str, Any]] = [
+        {"loss": each.loss}
+        | {RATIOS[name].title: each.text(name) for name in shown}
+        | {"gap closed": f"{each.closed}{' raw' if each.is_raw and each.closed.n else ''}"}
+        | {"best rate": "–" if np.isnan(each.best_rate) else f"{each.best_rate:g}"}
+        | {"sampled": each.sampled, "greedy": each.greedy}
+        | {"experts changed": each.expert_change, "ratio variance": each.variance}
+        for each in found
+    ]
+    return pd.DataFrame(rows)
 
 
 def start(outcomes: pd.DataFrame) -> tuple[Estimate, Estimate]:
@@ -159,10 +239,11 @@ def notes(found: Sequence[Score], outcomes: pd.DataFrame, own: str, quick: bool)
     sampled, greedy = start(outcomes)
     lines = [f"Without training: {sampled} sampled, {greedy} greedy, n = {sampled.n}. *: decided."]
     if quick:
-        first = "A first look: three seeds decide nothing, and the grid is short. Leave out --quick for the full score."
+        first = "A first look: three seeds decide nothing, and two rates make no grid. Leave out --quick for the score."
         return [*lines, first]
     (mine,) = [each for each in found if each.loss == own]
-    for name, number in mine.tolerances.items() if own != REFERENCE else ():
-        if number is not None and np.isfinite(least := smallest(number, len(found) - 1)):
-            lines.append(f"{name}: {number.n} seeds decide no ratio closer to 1 than {least:.2f}, or its inverse.")
+    for name in SHOWN if own != REFERENCE else ():
+        if (number := mine.numbers.get(name)) is not None and np.isfinite(least := smallest(number, len(found) - 1)):
+            title = RATIOS[name].title
+            lines.append(f"{title}: {number.n} seeds decide no ratio closer to 1 than {least:.2f}, or its inverse.")
     return lines

@@ -1,112 +1,114 @@
-"""The standard ``steadymoe-2``: how much stress a loss tolerates on three dials, and the numbers recorded with it.
+"""The standard ``steadymoe-3``: the learning rates that a loss tolerates on an MoE with free and with pinned routes,
+and on its dense twin, and the numbers recorded with it.
 
-A dial is an experiment of ``conf/experiment``, which fixes its values, seeds and setting. With other numbers it is
-another version: ``refuse_other_settings`` compares it with what was recorded, all but the seeds. These and the share of
-GRPO's gain that sets the threshold (``statistics.tolerance.SHARE``) belong to the version, too.
+Its runs are those of ``experiment=cell`` on ``SEEDS``. With other numbers it is another version:
+``refuse_other_settings`` compares GRPO's runs with those recorded. The share of GRPO's gain that sets the threshold
+(``statistics.tolerance.SHARE``) belongs to the version, too.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report.folders import NUMBERS
 from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.compose import Run
-from steadymoe.bench.statistics.tolerance import REFERENCE
 from steadymoe.bench.support.errors import ConfigError
 
-VERSION = "steadymoe-2"
-# Losses that run on the scorer's machine too, so that ratios are of the same cold starts.
-ANCHORS = (REFERENCE, "gspo")
-# A first look: one dial, fewer rates and seeds.
-QUICK = ("optimizer.learning_rate=1e-4,2e-4,4e-4", "seed=0,1,2")
+VERSION = "steadymoe-3"
+EXPERIMENT = "cell"
+SEEDS = "seed=1000,1001,1002,1003,1004"
+# A first look, with free and pinned routes: rates on both sides of what GRPO tolerates, fewer seeds.
+QUICK = ("optimizer.learning_rate=4e-4,1.6e-3", "seed=1000,1001,1002")
 # Numbers of a loss's own that may be tuned.
 MOST_TUNED = 3
 # A loss that learns from shuffled rewards does not learn from rewards: of GRPO's gain it may have this share.
 SHUFFLED = 0.25
 FOLDER = Path(__file__).parent / VERSION
-# In the first, ``COLUMNS`` and the block of a row: ``suite``, or the loss that was recorded with a GRPO of its own.
+# In the first, ``COLUMNS`` and the block of a row: the loss that was recorded first on its machine.
 OUTCOMES, MADE = "outcomes.csv", "made.json"
-# One row for each run: ``loss`` is its label, ``rate`` its learning rate, ``value`` that of the dial; accuracies of the
-# cold start and of the end, sampled and greedy.
-COLUMNS = ("dial", "loss", "algorithm", "rate", "value", "seed", "start", "start_greedy", "sampled", "greedy")
+# One row for each run: ``loss`` is its label; accuracies of the cold start and of the end, sampled and greedy; mean
+# share of experts that change with an update and median variance of the token ratio, where they were measured.
+COLUMNS = (
+    *("side", "loss", "algorithm", "rate", "seed", "start", "start_greedy", "sampled", "greedy"),
+    *("expert_change", "variance"),
+)
+# The side of numbers from ``experiment=tolerance``, responses of 7 tokens; recorded alone.
+CHEAP = "cheap"
 
 
 @dataclass(frozen=True)
-class Dial:
-    """One dial: what is turned while everything else stays."""
+class Side:
+    """Where a loss runs over learning rates."""
 
     name: str
-    experiment: str
-    """The file of ``conf/experiment`` with its values and seeds, and the name of its runs."""
-    column: str
-    """What it turns, in recorded tables."""
-    at: float | None = None
-    """The value at which GRPO's gain sets the threshold: that of the setting. None: GRPO's best."""
-    at_best_rate: bool = False
-    """Whether it is turned at a loss's best learning rate; else at that of its experiment."""
-    overrides: tuple[str, ...] = ()
-    """Further overrides; none in the standard."""
-
-    def levels(self, outcomes: pd.DataFrame) -> pd.DataFrame:
-        """Return the outcomes of this dial as levels (``statistics.tolerance``)."""
-        return outcomes[outcomes["dial"] == self.name].rename(columns={"loss": "arm"})
+    overrides: tuple[str, ...]
 
 
-RATE = Dial("rate", "tolerance", "learning_rate")
-STALENESS = Dial("staleness", "tolerance_staleness", "updates_per_rollout")
-MISMATCH = Dial("mismatch", "tolerance_mismatch", "strength", at=0.0, at_best_rate=True)
-DIALS = (RATE, STALENESS, MISMATCH)
+FREE = Side("free", ("model=flat", "routing=off"))
+PINNED = Side("pinned", ("model=flat", "routing=pinned"))
+DENSE = Side("dense", ("model=dense_flat", "routing=off"))
+SIDES = (FREE, PINNED, DENSE)
+# At a loss's best rate with free routes: what its routes and ratios do, and, once, whether it reads rewards.
+MEASURED = Side("measured", (*FREE.overrides, "measure=all", f"experiment_name={EXPERIMENT}_measured"))
+CONTROL = Side(
+    "shuffled", (*FREE.overrides, "rollout.shuffle_rewards=true", f"experiment_name={EXPERIMENT}_shuffled", "seed=1000")
+)
 
 
 def blocks() -> list[pd.DataFrame]:
-    """Return the recorded outcomes (``COLUMNS``) by block, the suite's first; seeds are paired within a block."""
+    """Return the recorded outcomes (``COLUMNS``) by block; seeds are paired within a block."""
+    return [rows for _, rows in named_blocks()]
+
+
+def named_blocks() -> list[tuple[str, pd.DataFrame]]:
+    """Return the name and the outcomes of each block."""
     table = pd.read_csv(FOLDER / OUTCOMES)
-    return [block[list(COLUMNS)].reset_index(drop=True) for _, block in table.groupby("block", sort=False)]
+    return [
+        (str(name), block[list(COLUMNS)].reset_index(drop=True)) for name, block in table.groupby("block", sort=False)
+    ]
 
 
-def recorded() -> pd.DataFrame:
-    """Return the recorded outcomes of the suite's block."""
-    return blocks()[0]
+def recorded(side: str) -> pd.DataFrame:
+    """Return the outcomes of a side in the first block that has it."""
+    block = next(each for each in blocks() if side in set(each["side"]))
+    return block[block["side"] == side].reset_index(drop=True)
 
 
 def made() -> dict[str, Any]:
-    """Return what is known of the recorded runs: hashes of GRPO's by dial and value, minutes, machine, date.
+    """Return what is known of the recorded runs: hashes of GRPO's by side and rate, minutes of one run, its machine.
 
-    ``also``: what was made elsewhere, a loss or the repetition → machine, date and, of a loss with a block of its own,
-    its label.
+    ``losses``: loss → machine, revision, versions, date and label; ``cheap``: a sentence on that side's runs.
     """
     return dict(json.loads((FOLDER / MADE).read_text()))
 
 
-def refuse_other_settings(dial: Dial, runs: Sequence[Run]) -> None:
+def refuse_other_settings(side: Side, runs: Sequence[Run]) -> None:
     """Raise ConfigError if GRPO's planned ``runs`` have other numbers than the recorded ones: another standard."""
-    hashes = made()["hashes"][dial.name]
-    for run in runs:
-        value = f"{value_of(dial, run):g}"
-        if value in hashes and identity.config_hash(run.plain | {"seed": None}) != hashes[value]:
-            what = f"experiment={dial.experiment} is not as it was recorded for {VERSION}"
+    known = made()["hashes"][side.name]
+    for rate, found in hashes(runs).items():
+        if known.get(rate, found) != found:
+            what = f"experiment={EXPERIMENT} is not as it was recorded for {VERSION}"
             raise ConfigError(f"{what}; score with the version of steadymoe that recorded it")
 
 
-def value_of(dial: Dial, run: Run) -> float:
-    """Return the value of the dial in a planned run."""
-    return float(identity.flatten(run.plain)[NUMBERS[dial.column]])
+def hashes(runs: Sequence[Run]) -> dict[str, str]:
+    """Return rate → hash of the config without its seed."""
+    return {f"{run.config.optimizer.learning_rate:g}": identity.config_hash(run.plain | {"seed": None}) for run in runs}
 
 
-def changed_setting(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+def changed_setting(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: Collection[str]) -> str | None:
     """Return the first field fixed by the standard that two configs differ in, as ``key: theirs -> ours``, or None.
 
     An algorithm chooses its own section of the config, except ``algorithm.sampling``: dynamic sampling draws more
-    rollouts for the same number of updates.
+    rollouts for the same number of updates. The groups ``free`` are what is scored.
     """
     before, after = identity.flatten(theirs), identity.flatten(ours)
     for key in before | after:
-        fixed = not key.startswith("algorithm.") or key.startswith("algorithm.sampling.")
+        fixed = key.startswith("algorithm.sampling.") or key.partition(".")[0] not in {"algorithm", *free}
         if fixed and identity.changes_numbers(key) and before.get(key) != after.get(key):
             return f"{key}: {before.get(key)} -> {after.get(key)}"
     return None

@@ -130,15 +130,9 @@ def tops(curves_ND: np.ndarray, values_D: np.ndarray) -> np.ndarray:
     return top_N
 
 
-def threshold(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: float | None = None) -> np.ndarray:
-    """Return the start plus ``SHARE`` of the reference's gain, (N,), at the value ``at`` of its dial, or at its best.
-
-    ``levels_NE`` are its mean levels in each draw. Raises ValueError if it did not run at ``at``.
-    """
-    if at is not None and at not in reference.values_D:
-        raise ValueError(f"the reference has no run at {at:g}, which sets the threshold")
-    best_N = levels_NE.max(1) if at is None else levels_NE[:, reference.values_D.tolist().index(at)]
-    return start_N + SHARE * (best_N - start_N)
+def threshold(start_N: np.ndarray, levels_NE: np.ndarray) -> np.ndarray:
+    """Return the start plus ``SHARE`` of the reference's gain at its best value, (N,), from its mean levels."""
+    return start_N + SHARE * (levels_NE.max(1) - start_N)
 
 
 def of_curves(
@@ -146,14 +140,13 @@ def of_curves(
     reference: Curve,
     start_S: np.ndarray,
     rng: np.random.Generator,
-    at: float | None = None,
     base: Curve | None = None,
 ) -> Tolerance:
     """Return the tolerance of a loss from its levels and the reference's at the same seeds, and their common starts.
 
-    The reference sets the threshold, which is found anew in every draw, its best value included; ``at``: see
-    ``threshold``. Ratios are over the reference, or over ``base``. Raises ValueError for a dial with one value, for one
-    without ``at``, or if the reference gains nothing.
+    The reference sets the threshold, which is found anew in every draw, its best value included.
+    Ratios are over the reference, or over ``base``. Raises ValueError for a dial with one value, or if the reference
+    gains nothing.
     """
     seeds, base = len(start_S), reference if base is None else base
     if min(len(each.values_D) for each in (ours, reference, base)) < 2:
@@ -163,7 +156,7 @@ def of_curves(
         """Crossings of the loss and of ``base``, the gain up to the threshold, and both best values."""
         ours_ND, theirs_NE, base_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference, base))
         start_N = start_S[draws_NS].mean(1)
-        threshold_N = threshold(reference, start_N, theirs_NE, at)
+        threshold_N = threshold(start_N, theirs_NE)
         crossed = crossings(ours_ND, ours.values_D, threshold_N), crossings(base_NE, base.values_D, threshold_N)
         return *crossed, threshold_N - start_N, tops(ours_ND, ours.values_D), tops(base_NE, base.values_D)
 
@@ -227,12 +220,10 @@ def _curve(by_seed: pd.DataFrame, seeds: pd.Index) -> Curve:
     return Curve(by_seed.index.to_numpy(float), by_seed[seeds].to_numpy())
 
 
-def of_arm(
-    levels: pd.DataFrame, arm: str, at: float | None = None, over: str | None = None
-) -> tuple[Tolerance | None, float]:
+def of_arm(levels: pd.DataFrame, arm: str, over: str | None = None) -> tuple[Tolerance | None, float]:
     """Return the tolerance of an arm of one setting, None where there is no threshold, and its best value.
 
-    ``at``: see ``threshold``. Its ratio is over the reference, or over the arm ``over``.
+    Its ratio is over the reference, or over the arm ``over``.
     """
     ours, reference = _by_seed(levels, arm), _reference_arm(levels)
     means = ours.mean(axis=1) if ours.size else levels[levels["arm"] == arm].groupby("value")["sampled"].mean()
@@ -247,7 +238,7 @@ def of_arm(
     generator = np.random.default_rng(0)  # the same draws for every loss: losses are paired, too
     try:
         curves = _curve(ours, seeds), _curve(theirs, seeds)
-        return of_curves(*curves, start[seeds].to_numpy(), generator, at, _curve(base, seeds)), best
+        return of_curves(*curves, start[seeds].to_numpy(), generator, _curve(base, seeds)), best
     except ValueError:  # one value of the dial, or a reference that gains nothing
         return None, best
 
@@ -273,7 +264,7 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
     drawn = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
     draws_NS = np.vstack([np.arange(len(seeds)), drawn])
     means = [curve.levels_DS[:, draws_NS].mean(-1).T for curve in curves]
-    threshold_N = threshold(curves[0], start_S[draws_NS].mean(1), means[0])
+    threshold_N = threshold(start_S[draws_NS].mean(1), means[0])
     free_N, pinned_N, ours_N, ours_pinned_N = (
         np.log(np.minimum(crossings(mean_ND, curve.values_D, threshold_N), curve.values_D[-1]))
         for mean_ND, curve in zip(means, curves, strict=True)
@@ -290,13 +281,12 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
     return Estimate(closed_N[0], closed_N[0] - half, closed_N[0] + half, len(seeds))
 
 
-def heights(levels: pd.DataFrame, at: float | None = None) -> tuple[float, float] | None:
+def heights(levels: pd.DataFrame) -> tuple[float, float] | None:
     """Return the mean start and the threshold of a setting, over all of its seeds; None without the reference."""
     if (reference := _reference_arm(levels)) is None:
         return None
     start, theirs = levels.groupby("seed")["start"].first().mean(), _by_seed(levels, reference)
-    curve, means_1E = _curve(theirs, theirs.columns), theirs.mean(axis=1).to_numpy()[None]
-    return start, float(threshold(curve, np.array([start]), means_1E, at)[0])
+    return start, float(threshold(np.array([start]), theirs.mean(axis=1).to_numpy()[None])[0])
 
 
 def order(tolerance: Tolerance | None) -> float:

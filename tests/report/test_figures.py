@@ -104,6 +104,31 @@ def test_replay_compares_only_routing() -> None:
     assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log", "linear"]
 
 
+def test_captions_say_whether_the_papers_effect_is_there() -> None:
+    """GSPO ends .1 above GRPO on one model, below it on another, and on neither side on a third."""
+    ends = {"up": [0.1, 0.11, 0.09], "down": [-0.1, -0.11, -0.09], "wide": [0.3, -0.2, 0.0]}
+    rows = [
+        {"arm": f"{algorithm} {model}", "algorithm": algorithm, "model": model, "seed": seed, "step": step}
+        | {"metric": curves.ACCURACY, "value": 0.5 if step == 0 or algorithm == "grpo" else 0.5 + apart}
+        for model, its in ends.items()
+        for seed, apart in enumerate(its)
+        for algorithm, step in itertools.product(("grpo", "gspo"), (0, 1))
+    ]
+    steps = pd.DataFrame(rows).assign(routing="off", correction="off")
+    between = {"algorithm": ("gspo", "grpo")}
+    said = curves.effect(steps, curves.ACCURACY, "end", between)
+    parts = {each.split()[0]: each.split()[-1] for each in said.rpartition(": ")[2].rstrip(".").split("; ")}
+    assert parts == {"up": "there", "down": "reversed", "wide": "open"}
+    assert "of gspo − grpo above 0: down -0.1 [" in said
+    assert curves.effect(steps[steps["algorithm"] == "grpo"], curves.ACCURACY, "end", between) == ""
+    replay = curves.effect(
+        pd.concat([steps.assign(arm=steps["arm"] + " r2", routing="r2", value=0.7), steps]),
+        *(curves.ACCURACY, "end", {"routing": ("r2", "off")}),
+        algorithm="grpo",
+    )
+    assert "of grpo r2 − off above 0: down 0.2, n = 3, open" in replay  # equal differences have no interval
+
+
 def test_a_metric_that_no_run_recorded_has_no_panel() -> None:
     three = ("reward", "token_ratio_variance", "clip_fraction")
     for metrics in (three, three[:1]):

@@ -139,7 +139,7 @@ def test_dictionaries_of_one_group_are_merged_in_a_sweep_as_in_a_run() -> None:
 
 def test_hydra_section_matches_hydras_composition() -> None:
     words = [
-        "experiment=tolerance_mismatch",
+        "experiment=cell_mismatch",
         "hydra.launcher.n_jobs=2",
         "results_dir=elsewhere",
         "experiment_name=mine",

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from committed import assert_same
 
-from steadymoe.bench.report import write
 from steadymoe.bench.report.results import Results
 from steadymoe.bench.runs import compose
 from steadymoe.bench.score import board, outcomes, standard
-from steadymoe.bench.score.standard import RATE, REFERENCE
+from steadymoe.bench.score.standard import CHEAP, SIDES
+from steadymoe.bench.statistics.tolerance import REFERENCE
 
 ROOT = Path(__file__).parents[2]
 RULER = ROOT / "results" / "ruler"
@@ -19,13 +19,13 @@ SEARCHED = ("search", "controls")
 
 
 def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
-    table = standard.recorded()
-    grpo = table[(table["dial"] == RATE.name) & (table["loss"] == REFERENCE)].assign(arm=lambda each: each["value"])
+    table = standard.recorded(CHEAP)
+    grpo = table[table["loss"] == REFERENCE].assign(arm=lambda each: each["rate"], value=lambda each: each["rate"])
     controls = Results.load(RULER, "controls512")
     assert set(controls.runs["algorithm"]) == {"grpo", "sharpening"}
     measured = gates.learns(grpo, gates.ends(controls.wide("eval_accuracy", "eval_greedy")))
     assert measured.passes
-    best = grpo[grpo["value"] == outcomes.best_rate(table, REFERENCE)]
+    best = grpo[grpo["value"] == outcomes.best_rate(table, REFERENCE, CHEAP)]
     assert measured.greedy_gain == pytest.approx((best["greedy"] - best["start_greedy"]).mean())
 
 
@@ -89,29 +89,25 @@ def test_recorded_search_chooses_the_cell() -> None:
 
 def test_gate_v3_stale_data_harm_the_control_without_a_clip_at_four_times_the_best_rate() -> None:
     """Where it passes, GRPO without a clip ends at least .1 below GRPO."""
-    table = standard.recorded()
-    ends = table[(table["dial"] == RATE.name) & (table["seed"] < 5)].set_index(["loss", "value", "seed"])["sampled"]
-    apart = (ends[REFERENCE] - ends["grpo_unclipped"]).groupby("value").mean()
-    best = outcomes.best_rate(table, REFERENCE)
+    table = standard.recorded(CHEAP)
+    ends = table[table["seed"] < 5].set_index(["loss", "rate", "seed"])["sampled"]
+    apart = (ends[REFERENCE] - ends["grpo_unclipped"]).groupby("rate").mean()
+    best = outcomes.best_rate(table, REFERENCE, CHEAP)
     assert apart[2 * best] < 0.1 <= apart[4 * best]
 
 
 def test_committed_board_matches_the_recorded_outcomes(tmp_path: Path) -> None:
     paths = board.write_board(tmp_path)
-    assert {path.name for path in paths} == {"board.md", "board.html", "profile.png", "profile.svg"}
+    assert {path.name for path in paths} == {"board.md", "board.html", "board.png", "board.svg"}
     made, committed = ((folder / "board.md").read_text() for folder in (tmp_path, ROOT / "results" / "board"))
     assert_same(made, committed, "board.md")
 
 
 def test_recorded_runs_use_the_standards_seeds() -> None:
-    table = standard.recorded()
-    seeds = table.groupby(["dial", "loss", "rate", "value"])["seed"].agg(frozenset)
-    first = frozenset(range(5))
-    assert set(seeds["rate"]) == {first, first | frozenset(range(10, 15))}
-    second, repeated = frozenset(range(5, 10)), frozenset(range(10, 15))
-    assert set(seeds["staleness"]) == {second}
-    assert set(seeds["mismatch"]) == {repeated, second | repeated}
-    assert seeds["rate"].groupby("loss").nunique().max() == 1
-    for _, ours in table.groupby(["dial", "loss"]):
-        assert ours[["sampled", "greedy", "start"]].stack().between(0, 1).all()
-    assert write.to_markdown(outcomes.table(outcomes.scores(table))).count("\n") > 4
+    for table in standard.blocks():
+        of_cell = table[table["side"].isin([side.name for side in SIDES])]
+        assert set(of_cell.groupby(["side", "loss", "rate"])["seed"].agg(frozenset)) <= {frozenset(range(1000, 1005))}
+        assert table[["sampled", "greedy", "start"]].stack().between(0, 1).all()
+        first, repeated = frozenset(range(5)), frozenset(range(10, 15))
+        cheap = table[table["side"] == CHEAP].groupby("loss")["seed"].agg(frozenset)
+        assert set(cheap) <= {first, first | repeated}

@@ -3,7 +3,7 @@
 Below ten seeds a figure has no bands: it shows each seed as a thin line, and its difference from another arm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,14 @@ def overview(steps: pd.DataFrame) -> DataFigure:
 
 def reward_compute(steps: pd.DataFrame) -> DataFigure:
     """Training reward and held-out accuracy against compute, algorithms compared (GSPO, 2507.18071, figure 1)."""
-    note = " Held-out accuracy is not smoothed."
+    note = " Held-out accuracy is not smoothed." + effect(steps, ACCURACY, "end", {"algorithm": ("gspo", "grpo")})
     return _beside(steps, (REWARD, ACCURACY), 3, note, differs=True, over_tokens=True)
 
 
 def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
-    return _beside(steps, (REWARD, VARIANCE), 3, differs=True)
+    notes = [effect(steps, ACCURACY, "end", {"routing": ("r2", "off")}, algorithm=name) for name in ("grpo", "gspo")]
+    return _beside(steps, (REWARD, VARIANCE), 3, "".join(notes), differs=True)
 
 
 def own_numbers(steps: pd.DataFrame) -> DataFigure:
@@ -111,6 +112,31 @@ def _beside(
         text = style.describe(steps, log=not _LOGARITHMIC.isdisjoint(metrics), against=base)
         text += " Δ at equal sampled tokens." if over_tokens and base is not None else ""
         return style.finish(figure, blocks[0][0], text + notes + style.covered(steps, metrics))
+
+
+def effect(steps: pd.DataFrame, metric: str, how: str, between: Mapping[str, tuple[str, str]], **where: str) -> str:
+    """Return the sentence on whether a paper's effect is there; "" if nothing was run that shows it.
+
+    The effect: of runs ``where`` columns have these values, else off, those with the first value of the column in
+    ``between`` have a higher number of ``tables.NUMBERS``, paired by seed.
+    """
+    ((column, (above, below)),) = between.items()
+    plain = {"routing": "off", "correction": "off"} | where
+    found = []
+    for model, ours in steps.groupby("model", observed=True):
+        sides = []
+        for value in (above, below):
+            asked = plain | {column: value}
+            its = ours[np.logical_and.reduce([ours[key] == wanted for key, wanted in asked.items()])]
+            sides.append(tables.run_numbers(its, metric, how, ["seed"]) if its["arm"].nunique() == 1 else pd.Series())
+        apart = (sides[0] - sides[1]).dropna()
+        if len(apart):
+            estimate = estimates.over_seeds(apart.tolist(), bounds=estimates.DIFFERENCE)
+            verdict = "there" if estimate.low > 0 else "reversed" if estimate.high < 0 else "open"
+            found.append(f"{model} {estimate}, n = {estimate.n}, {verdict}")
+    of = " ".join(where.values())
+    names = f"{of} {above} − {below}".strip()
+    return f" The paper's effect, {columns.label(metric)} of {names} above 0: {'; '.join(found)}." if found else ""
 
 
 def _title(steps: pd.DataFrame, model: str) -> str:

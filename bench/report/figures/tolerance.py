@@ -1,7 +1,8 @@
 """Tolerances of a sweep over a dial: the outcomes over the dial, the threshold, and where each loss crosses it."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,8 @@ from matplotlib.axes import Axes
 from steadymoe.bench.report import paper, tolerances
 from steadymoe.bench.report.figures import colours, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.statistics.estimates import over_seeds
-from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, heights, of_arm
+from steadymoe.bench.statistics.estimates import Estimate, over_seeds
+from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE, Tolerance, heights, of_arm
 from steadymoe.bench.training import columns
 
 
@@ -33,17 +34,60 @@ def over_dial(steps: pd.DataFrame) -> DataFigure:
     return _figure(panels, style.beside(len(outcomes)), arms, gain)
 
 
-def profile(levels: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
-    """Held-out accuracy over several dials: a panel for each, with the threshold and where each loss crosses it.
+def routing_costs(
+    free: Mapping[str, Tolerance | None],
+    pinned: Mapping[str, Tolerance | None],
+    dense: Mapping[str, Tolerance | None],
+    closed: Mapping[str, Estimate],
+) -> DataFigure:
+    """What each loss tolerates, × GRPO's: on the MoE with free and with pinned routes, on its dense twin; gap closed.
 
-    ``levels`` is name → levels, the column of ``tolerances.LABELS`` that they turn, and the ``at`` of ``threshold``.
+    Each argument is loss → number, None without a threshold; ``free`` gives the rows, from the top. A triangle is a
+    bound: the loss never falls below the threshold on its grid.
     """
-    panels = [
-        _Panel(ours, "sampled", name, tolerances.LABELS[column], at, name if len(levels) > 1 else "")
-        for name, (ours, column, at) in levels.items()
-    ]
-    arms = colours.of_lines(pd.concat([panel.levels for panel in panels]))
-    return _figure(panels, style.beside(len(panels)), arms, f"of {REFERENCE}'s gain")
+    reference = paper.shown(REFERENCE, REFERENCE)
+    names, numbers = list(free), {"free": free, "pinned": pinned, "dense": dense}
+    looks = {what: replace(colours.look(place), marker="o") for place, what in enumerate((*numbers, "gap"))}
+    labels = {"moe": f"MoE: rate × {reference}'s", "dense": f"dense twin: rate × {reference}'s", "gap": "gap closed"}
+    places = [place for place, its in (("moe", names), ("dense", dense), ("gap", closed)) if its]
+    across = style.beside(len(places))
+    down = len(places) // across
+    with style.figure_style():
+        width = style.TWO_COLUMNS if across > 1 else style.ONE_COLUMN
+        figure, axes = style.panels(down, across, style.height_of(names) * down, width)
+        axis_of = dict(zip(places, axes, strict=True))
+        for place, axis in axis_of.items():
+            style.named_rows(axis, names if axis is axes[0] or across == 1 else [""] * len(names), top_down=True)
+            axis.set_xlabel(labels[place])
+            axis.set_xscale("linear" if place == "gap" else "log")
+            axis.axvline(0 if place == "gap" else 1, color="#777777", linewidth=0.8, zorder=0)
+        for what, its in numbers.items():
+            axis = axis_of.get("dense" if what == "dense" else "moe", axes[0])
+            for name, number in its.items():
+                if number is not None and np.isfinite(number.ratio):
+                    row = names.index(name) + {"free": -0.15, "pinned": 0.15}.get(what, 0.0)
+                    _mark(axis, name, row, number, looks[what], what)
+        for name, share in closed.items():
+            style.dot(axis_of["gap"], name, names.index(name), share, looks["gap"], "gap")
+        for what in ("free", "pinned"):
+            mark: Any = replace(looks[what], fill="none" if what == "pinned" else "full").mark
+            axes[0].plot([], [], linestyle="none", color=looks[what].colour, label=f"{what} routes", **mark)
+        seeds = style.span([number.n for number in free.values() if number is not None] or [0])
+        text = (
+            f"Learning rates that a loss tolerates, in multiples of {reference}'s with free routes, or on the dense "
+            f"twin, with a nominal 95 % interval over paired seeds, n = {seeds}. Between the two marks lies what "
+            f"moving routes cost. A triangle: at least that. Gap closed: the share of {reference}'s routing cost that "
+            "a loss does not pay; nothing where it gains as much with pinned routes."
+        )
+        return style.finish(figure, axes[0], text)
+
+
+def _mark(axis: Axes, name: str, row: float, number: Tolerance, look: colours.Look, what: str) -> None:
+    """Draw one ratio: a triangle without an interval where it is a bound."""
+    is_bound, ends = np.isinf(number.crossing), (number.low, number.high)
+    low, high = ends if np.isfinite(number.high) and not is_bound else (np.nan, np.nan)
+    estimate = Estimate(number.ratio, low, high, number.n)
+    style.dot(axis, name, row, estimate, replace(look, marker=">") if is_bound else look, what, what == "pinned")
 
 
 class _Panel(NamedTuple):
@@ -53,8 +97,6 @@ class _Panel(NamedTuple):
     outcome: str
     title: str
     dial: str
-    at: float | None = None
-    """See ``statistics.tolerance.threshold``."""
     called: str = ""
     """The panel's name in the figure's numbers, if not the label of its outcome."""
 
@@ -103,12 +145,12 @@ def _draw(axis: Axes, panel: _Panel, arms: Mapping[str, colours.Look]) -> None:
         points = [{"x": x} | vars(over_seeds(each.dropna().tolist(), bounds=(0, 1))) for x, each in groups]
         beside, label = (place + 0.5) / len(names) - 0.5, panel.called or _label(panel.outcome)
         style.aside(axis, name, pd.DataFrame(points), arms[name], beside, label)
-    if panel.outcome != "sampled" or (both := heights(levels, panel.at)) is None:
+    if panel.outcome != "sampled" or (both := heights(levels)) is None:
         return
     for height, dashes in zip(both, (":", "--"), strict=True):
         axis.axhline(height, color="#777777", linestyle=dashes, linewidth=0.8, zorder=0)
     for name in names:
-        tolerance, _ = of_arm(levels, name, panel.at)
+        tolerance, _ = of_arm(levels, name)
         if tolerance is not None and np.isfinite(x := tolerance.crossing):
             axis.plot([x, x], [0, 0.05], color=arms[name].colour, transform=axis.get_xaxis_transform())
             crossing = pd.DataFrame([{"x": x, "mean": both[1]}])
