@@ -40,12 +40,9 @@ def caption() -> str:
         f"it. reference > grid: {reference} never does, so no multiple is known. –: never reaches the threshold. "
         "routing cost ×: the tolerance with pinned routes over that with free ones, the same loss and threshold. "
         f"gap closed: how much of {reference}'s routing cost the loss does not pay, 1 − log of its cost / log of "
-        f"{reference}'s, no interval while {reference}'s reaches 1; raw: of a change "
-        "that means nothing with pinned routes. own "
-        f"best ×, headroom ×: the factors of the multiple, the loss's best rate over {reference}'s (the top of a "
-        "parabola through the highest level and its neighbours), and how far beyond its best rate it goes, over the "
-        f"same for {reference} (–: a best rate is at an end of the grid). Best: the highest level and its value of the "
-        f"dial, with {INTERVAL}; greedy: the greedy accuracy there."
+        f"{reference}'s, no interval while {reference}'s reaches 1; raw: of a change that means nothing with pinned "
+        f"routes. Best: the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy "
+        "there."
     )
 
 
@@ -123,8 +120,6 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             row["tolerance"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
             row[f"× {reference}"] = "–" if tolerance is None else str(tolerance)
             row |= _routing(ours, str(arm), reference)
-            if dial == "learning_rate" and tolerance is not None:
-                row |= {"own best ×": tolerance.own_best, "headroom ×": tolerance.headroom}
             row |= {f"best {LABELS[dial]}": f"{best:g}"}
             row |= {"start": over_seeds(runs["start"].tolist(), bounds=(0, 1))}
             row |= {"sampled at best": over_seeds(runs["sampled"].tolist(), bounds=(0, 1))}

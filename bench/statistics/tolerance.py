@@ -8,10 +8,6 @@ on does not count: a loss that hardly leaves its start on very old data may rise
 The tolerance is the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard
 error of a bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
 
-It has two factors: how much higher the loss's own best value is than the reference's, and how far beyond it the loss
-goes, its *headroom*, over the reference's. A loss that takes half the step at any rate tolerates twice the rate, is
-best at twice the rate, and has the same headroom.
-
 Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws of the bootstrap.
 
 A table of *levels* has a row for each run: arm, algorithm, value (of the dial), seed, start and sampled (its accuracy
@@ -75,11 +71,6 @@ class Tolerance:
     p: float
     """Of a ratio of 1, by the same distribution; at least twice the share of draws without a ratio."""
     n: int
-    own_best: Estimate
-    """The loss's best value (``tops``) over the reference's."""
-    headroom: Estimate
-    """``ratio`` over ``own_best``: both are nan, with n = 0, where one of the two curves is highest at an end of its
-    dial, ``headroom`` also without a crossing. No interval if more draws than a tail holds have no number."""
 
     def __str__(self) -> str:
         if not np.isfinite(self.ratio):
@@ -113,23 +104,6 @@ def crossings(curves_ND: np.ndarray, values_D: np.ndarray, threshold_N: np.ndarr
     return found_N
 
 
-def tops(curves_ND: np.ndarray, values_D: np.ndarray) -> np.ndarray:
-    """Return where each curve is highest, (N,): the top of the parabola through its highest value and both neighbours.
-
-    In the logarithm of the dial; nan at an end, beyond which a better value may lie, and if the dial has a 0.
-    """
-    best_N, each_N = curves_ND.argmax(1), np.arange(len(curves_ND))
-    top_N = np.full(len(curves_ND), np.nan)
-    inside = (best_N > 0) & (best_N < len(values_D) - 1) & (values_D[0] > 0)
-    at, each = best_N[inside], each_N[inside]
-    if len(at):
-        scale_D = np.log(values_D)
-        left, right = scale_D[at] - scale_D[at - 1], scale_D[at + 1] - scale_D[at]
-        rise, fall = curves_ND[each, at] - curves_ND[each, at - 1], curves_ND[each, at] - curves_ND[each, at + 1]
-        top_N[inside] = np.exp(scale_D[at] + (right**2 * rise - left**2 * fall) / (2 * (left * fall + right * rise)))
-    return top_N
-
-
 def threshold(start_N: np.ndarray, levels_NE: np.ndarray) -> np.ndarray:
     """Return the start plus ``SHARE`` of the reference's gain at its best value, (N,), from its mean levels."""
     return start_N + SHARE * (levels_NE.max(1) - start_N)
@@ -153,12 +127,12 @@ def of_curves(
         raise ValueError("a dial with one value has no crossing: sweep at least two values")
 
     def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Crossings of the loss and of ``base``, the gain up to the threshold, and both best values."""
+        """Crossings of the loss and of ``base``, and the gain up to the threshold."""
         ours_ND, theirs_NE, base_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference, base))
         start_N = start_S[draws_NS].mean(1)
         threshold_N = threshold(start_N, theirs_NE)
         crossed = crossings(ours_ND, ours.values_D, threshold_N), crossings(base_NE, base.values_D, threshold_N)
-        return *crossed, threshold_N - start_N, tops(ours_ND, ours.values_D), tops(base_NE, base.values_D)
+        return *crossed, threshold_N - start_N
 
     def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
         """Logarithm of the ratio, with a curve that never falls below at the end of the grid; nan where unknown.
@@ -170,15 +144,13 @@ def of_curves(
         found_N[known] = np.log(np.minimum(ours_N[known], ours.values_D[-1]) / theirs_N[known])
         return found_N
 
-    crossed, theirs, gain, *bests = at_draws(np.arange(seeds)[None])
+    crossed, theirs, gain = at_draws(np.arange(seeds)[None])
     if not gain[0] > 0:
         raise ValueError("the reference gains nothing: there is no threshold")
-    (log,), (best_log,) = logs(crossed, theirs), np.log(bests[0] / bests[1])
-    low = high = p = np.nan
-    logs_N = best_logs_N = np.empty(0)
+    (log,), low, high, p = logs(crossed, theirs), np.nan, np.nan, np.nan
     if seeds >= MIN_TO_DECIDE and np.isfinite(log):
-        ours_N, theirs_N, _, *bests = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
-        logs_N, best_logs_N = logs(ours_N, theirs_N), np.log(bests[0] / bests[1])
+        ours_N, theirs_N, _ = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
+        logs_N = logs(ours_N, theirs_N)
         unknown, tail = float(np.isnan(logs_N).mean()), (1 - LEVEL) / 2
         half = half_of_draws(logs_N[~np.isnan(logs_N)], seeds)
         low = 0.0 if unknown > tail else float(np.exp(log - half))
@@ -186,23 +158,7 @@ def of_curves(
         quantile = t_quantile(LEVEL, seeds - 1)
         beyond = float(student.sf(quantile * abs(log) / half, seeds - 1)) if half > 0 else 0.5 * (log == 0)
         p = 2 * max(beyond, unknown)
-        logs_N[np.isinf(ours_N)] = np.nan
-    is_inside = np.isfinite(crossed[0])
-    factors = (
-        _ratio(best_log, best_logs_N, seeds),
-        _ratio(log - best_log if is_inside else np.nan, logs_N - best_logs_N, seeds),
-    )
-    return Tolerance(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds, *factors)
-
-
-def _ratio(log: float, logs_N: np.ndarray, seeds: int) -> Estimate:
-    """Return a ratio from its logarithm, with Student's interval by the spread over the draws, as in ``of_curves``."""
-    if not np.isfinite(log):
-        return Estimate(np.nan, np.nan, np.nan, 0)
-    known_N, half = logs_N[np.isfinite(logs_N)], np.nan
-    if len(known_N) and len(known_N) >= (1 + LEVEL) / 2 * len(logs_N) and np.ptp(known_N) > 0:
-        half = half_of_draws(known_N, seeds)
-    return Estimate(float(np.exp(log)), float(np.exp(log - half)), float(np.exp(log + half)), seeds)
+    return Tolerance(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds)
 
 
 def _reference_arm(levels: pd.DataFrame) -> str | None:

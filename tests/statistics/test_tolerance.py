@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.statistics.tolerance import (
     SHARE,
     Curve,
@@ -15,7 +14,6 @@ from steadymoe.bench.statistics.tolerance import (
     crossings,
     of_curves,
     threshold,
-    tops,
 )
 
 RATES = np.array([1e-4, 2e-4, 4e-4, 8e-4])
@@ -78,68 +76,6 @@ def test_loss_that_tolerates_twice_the_rate_has_ratio_2() -> None:
     assert made.n == 8
     assert made.p < 0.001
     assert str(number(shifted(1.0, 8), shifted(0.0, 8))) == str(made)
-
-
-WIDE = np.array([0.5e-4, *RATES])
-
-
-def parabola(top: float, seeds: int = 8) -> np.ndarray:
-    """A level that is highest at ``top`` and falls with the square of the octaves from there."""
-    exact = 0.8 - 0.1 * np.log2(WIDE / top) ** 2
-    return exact[:, None] + 0.005 * np.random.default_rng(int(1e5 * top)).standard_normal((len(WIDE), seeds))
-
-
-def factors(ours: np.ndarray, dial: np.ndarray = WIDE) -> tuple[Estimate, Estimate]:
-    """Own best value and headroom, over a reference that is best at 1e-4."""
-    reference, start = of(parabola(1e-4, ours.shape[1]), WIDE), np.full(ours.shape[1], 0.4)
-    made = of_curves(of(ours, dial), reference, start, np.random.default_rng(0))
-    if made.headroom.n:
-        assert made.own_best.mean * made.headroom.mean == pytest.approx(made.ratio)
-    return made.own_best, made.headroom
-
-
-def test_halving_the_step_doubles_the_best_rate_but_not_the_headroom() -> None:
-    own_best, headroom = factors(parabola(2e-4))
-    assert own_best.mean == pytest.approx(2, rel=0.05)
-    assert headroom.mean == pytest.approx(1, rel=0.05)
-    for each in (own_best, headroom):
-        assert each.low < each.mean < each.high
-        assert each.n == 8
-
-
-def test_same_best_rate_with_a_later_fall_changes_only_the_headroom() -> None:
-    reference = parabola(1e-4)
-    later = reference + np.array([0, 0, 0, 0.15, 0.4])[:, None]
-    own_best, headroom = factors(later)
-    assert own_best.mean == pytest.approx(1, rel=0.05)
-    assert headroom.low > 1.1
-    for each in factors(parabola(1e-4)):  # the reference itself
-        assert (each.mean, each.n) == (1, 8)
-        assert np.isnan(each.low)
-
-
-def test_top_of_a_curve_is_interpolated_by_a_parabola() -> None:
-    dial = np.array([1.0, 2.0, 4.0, 16.0])
-    exact = np.stack([-((np.log(dial) - np.log(top)) ** 2) for top in (2.5, 3.0, 5.0)])
-    assert tops(exact, dial) == pytest.approx([2.5, 3.0, 5.0])
-    at_ends = np.array([[4.0, 3, 2, 1], [1, 2, 3, 4], [1, 1, 1, 1]])
-    assert np.isnan(tops(at_ends, dial)).all()
-    assert np.isnan(tops(exact, np.array([0.0, 2, 4, 16]))).all()
-
-
-def test_factors_need_a_crossing_and_best_values_inside_the_dial() -> None:
-    own_best, headroom = factors(parabola(2e-4, seeds=3))
-    assert np.isfinite([own_best.mean, headroom.mean]).all()
-    assert np.isnan([own_best.low, headroom.low]).all()
-    never_leaves = np.vstack([parabola(1e-4)[:3], np.full((2, 8), 0.79)])
-    own_best, headroom = factors(never_leaves)
-    assert (own_best.n, headroom.n) == (8, 0)
-    assert [each.n for each in factors(parabola(1e-4)[1:], WIDE[1:])] == [0, 0]
-    at_the_edge = parabola(1e-4)
-    at_the_edge[0] = at_the_edge[1] + 0.01 * np.array([-1, 1, -1, 1, -1, 1, -1, 0.9])  # the best value in many draws
-    for each in factors(at_the_edge):
-        assert each.n == 8
-        assert np.isnan(each.low)
 
 
 def test_curves_may_have_their_own_grids() -> None:
