@@ -10,7 +10,6 @@ from pathlib import Path
 
 from steadymoe import conf
 from steadymoe.algorithms import RatioLoss, load, names, provenance
-from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.training import columns
 
 DOCS = Path(__file__).parent
@@ -47,8 +46,8 @@ _GROUPS = {
     "their names; an experiment's values override the optimizer's own.",
     "model": "",
     "task": "`task=chain`: prompts, and the score of a response.",
-    "experiment": "`experiment=tolerance`: a saved sweep. Those that draw a figure are in "
-    "[commands.md](commands.md#figures).",
+    "experiment": "`experiment=tolerance`: a saved sweep. Its [figure](commands.md#figures); seconds are of one run on "
+    "one of two busy cores.",
 }
 
 
@@ -73,17 +72,17 @@ def algorithms_page() -> str:
 def _choices() -> list[str]:
     """Return a list for each config group but algorithms, which have their table above."""
     lines = ["## Other choices", "", _CHOICES]
-    elsewhere = {figure.experiment for figure in FIGURES.values()}
     for group, usage in _GROUPS.items():
         if usage:
             lines += [f"### {group.capitalize()}", "", usage, ""]
-            listed = [name for name in conf.names(group) if group != "experiment" or name not in elsewhere]
-            lines += [*(f"- `{name}`: {summary(group, name)}" for name in listed), ""]
+            lines += [*(f"- `{name}`: {summary(group, name)}" for name in conf.names(group)), ""]
     return lines
 
 
 def summary(group: str, name: str) -> str:
-    """Return the first sentence of a config's first comment; all of a preset's, and an experiment's number of runs.
+    """Return the first sentence of a config's first comment; all of a preset's.
+
+    Of an experiment also its number of runs, how long they take, and what to expect.
 
     Raises ValueError for a config that does not begin with a comment.
     """
@@ -94,8 +93,9 @@ def summary(group: str, name: str) -> str:
     prose = " ".join(line for line in comment if not line.startswith(" "))
     sentence = prose if "@" in name else re.split(r"(?<!\bDr\.)(?<=[.?]) (?=[A-Za-z`])", prose, maxsplit=1)[0]
     if group == "experiment":
-        sizes = re.findall(rf"steadymoe run experiment={name} +(\d+ runs)", "\n".join(comment))
-        sentence += f" {sizes[0]}." if sizes else ""
+        (size, *_) = re.findall(rf"steadymoe run experiment={name} +(\d[^;\n]*)", "\n".join(comment))
+        expected = prose.partition("Expect: ")[2]
+        sentence += f" {size}." + (f" Expect: {expected}" if expected else "")
     return sentence.replace("|", "\\|")
 
 
