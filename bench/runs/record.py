@@ -229,14 +229,6 @@ def _read_rows(folder: Path, table: str) -> list[Row]:
     return [files.parse_json(line) for line in lines]
 
 
-def own_columns(folder: Path) -> list[str]:
-    """Return the columns of a run that has ended, by its table of steps, that ``columns.TABLES`` does not declare."""
-    import pyarrow.parquet as pq
-
-    with files.opened(folder / "steps.parquet") as file:
-        return list(filter(columns.is_own, pq.read_schema(file).names))
-
-
 def schema(table: str, names: Iterable[str] = ()) -> "pa.Schema":
     """Return the types of a table's columns and of the run's own among ``names``. Raises ValueError for too many."""
     import pyarrow as pa
