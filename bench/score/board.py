@@ -44,22 +44,25 @@ TERMS = {
     f"leaves {REFERENCE} as it is and changes routing or optimizer.",
     "with state": "The loss remembers other batches, which could hide a schedule.",
 }
-_GROUPS = {"loss": "Losses", "recipe": "Recipes", "change": f"Changes around {REFERENCE}"}
+_ALONE = "7 tokens alone"
+_GROUPS = {"loss": "Losses", "recipe": "Recipes", "change": f"Changes around {REFERENCE}", _ALONE: f"At {_ALONE}"}
 
 
 def rows(found: Sequence[Score]) -> pd.DataFrame:
     """Return a row for each loss: kind, its numbers, whose numbers they are."""
     table, known = outcomes.table(found), standard.made()["losses"]
     table.insert(1, "kind", [kind(each) for each in found])
-    parts = [
-        (f"n = {each.seeds}" if each.seeds else "7 tokens alone", known.get(each.loss, {}).get("label"))
-        for each in found
-    ]
+    parts = [(f"n = {each.seeds}", known.get(each.loss, {}).get("label")) for each in found]
     return table.assign(recorded=[", ".join(filter(None, each)) for each in parts])
 
 
 def kind(score: Score) -> str:
-    """Return ``loss`` for an algorithm with GRPO's advantage and nothing around it, else ``recipe`` or ``change``."""
+    """Return ``loss`` for an algorithm with GRPO's advantage and nothing around it, else ``recipe`` or ``change``.
+
+    ``_ALONE`` if it did not run with free routes.
+    """
+    if not score.seeds:
+        return _ALONE
     if score.loss != score.algorithm:
         return "change"
     ours, theirs = (conf.read("algorithm", name) for name in (score.algorithm, REFERENCE))
@@ -83,6 +86,7 @@ def write_board(board: Path) -> list[Path]:
     if unread := sorted(each.loss for each in found if registry.provenance(each.algorithm) == "reconstruction"):
         lines.append(f"Reconstructions, which may differ from their papers: {', '.join(unread)}.")
     groups = {title: table[table["kind"] == name].drop(columns="kind") for name, title in _GROUPS.items()}
+    groups[_GROUPS[_ALONE]] = groups[_GROUPS[_ALONE]][["loss", RATIOS["cheap"].title]]
     groups = {title: group for title, group in groups.items() if len(group)}
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
     terms = "\n".join(f"- **{markdown(term)}**: {markdown(text)}" for term, text in TERMS.items())
