@@ -28,6 +28,11 @@ def pinned(arm: str) -> str:
     return f"{arm} routing=pinned"
 
 
+def changes_routes(arm: str) -> bool:
+    """Return whether the name of an arm says that its routes are not free: it means nothing with pinned ones."""
+    return any(word.startswith(("routing=", "routing.")) for word in arm.split(" "))
+
+
 def caption() -> str:
     """Return the caption of ``table``, with the reference's name in papers."""
     reference = paper.shown(REFERENCE, REFERENCE)
@@ -37,7 +42,8 @@ def caption() -> str:
         f"threshold: the start plus {SHARE:.0%} of the gain of {reference} at its best value; between two values by "
         f"interpolation. × {reference}: the same in multiples of {reference}'s, with a 95 % interval over paired seeds "
         f"from {MIN_TO_DECIDE} seeds on. > grid, > 2: the loss never falls below the threshold on this grid; extend "
-        f"it. reference > grid: {reference} never does, so no multiple is known. –: never reaches the threshold. "
+        f"it. reference > grid: {reference} never does, so no multiple is known; free > grid: the loss itself. –: "
+        "never reaches the threshold. "
         "routing cost ×: the tolerance with pinned routes over that with free ones, the same loss and threshold. "
         f"gap closed: how much of {reference}'s routing cost the loss does not pay, 1 − log of its cost / log of "
         f"{reference}'s, no interval while {reference}'s reaches 1; raw: of a change that means nothing with pinned "
@@ -137,10 +143,10 @@ def _routing(levels: pd.DataFrame, arm: str, reference: str) -> dict[str, Any]:
         return {}
     if pinned(arm) in arms:
         cost, _ = of_arm(levels, pinned(arm), over=arm)
-        shown = {"routing cost ×": "–" if cost is None else str(cost)}
+        shown = {"routing cost ×": "–" if cost is None else str(cost).replace("reference", "free")}
         closed = gap_closed(levels, arm, pinned(arm), pinned(reference))
         return shown if arm == reference else shown | {"gap closed": closed}
-    if not arm.startswith(f"{reference} routing="):
+    if not (arm.startswith(f"{reference} ") and changes_routes(arm)):
         return {}
     # A change of routes alone means nothing with pinned ones.
     return {"gap closed": f"{gap_closed(levels, arm, None, pinned(reference))} raw"}

@@ -1,5 +1,5 @@
-"""``steadymoe score``: compare an algorithm with GRPO and GSPO, record the score, draw the board of recorded losses.
+"""``steadymoe score``: what a loss tolerates with free and pinned routes and on the dense twin; the board of all.
 
-``standard`` defines the dials and reads their recorded numbers, ``outcomes`` turns runs into scores, ``recorded``
+``standard`` defines the sides and reads their recorded numbers, ``outcomes`` turns runs into scores, ``recorded``
 appends to the recorded numbers, ``board`` ranks the losses.
 """

@@ -17,6 +17,7 @@ from steadymoe.bench.score.outcomes import RATIOS, Score
 from steadymoe.bench.score.standard import VERSION
 from steadymoe.bench.statistics.tolerance import REFERENCE, SHARE
 from steadymoe.bench.support import files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import markdown, visible
 
 TERMS = {
@@ -30,22 +31,25 @@ TERMS = {
     "experts.",
     "gap closed": f"The share of {REFERENCE}'s routing cost that a loss does not pay, 1 − log of its cost / log of "
     f"{REFERENCE}'s; what helps with pinned routes alike closes nothing. raw: of a change that means nothing with "
-    f"pinned routes. No interval while that of {REFERENCE}'s cost reaches 1.",
+    "pinned routes. No number where a curve never falls below the threshold, no interval while that of "
+    f"{REFERENCE}'s cost reaches 1.",
     "*": "The ratio differs from 1: t test on the logarithm, Holm-corrected over all losses of the column.",
     "> x": "The loss never falls below the threshold on its grid, so the ratio is at least x.",
     "> grid": "The interval has no upper end, because too many draws of the bootstrap never fall below the threshold.",
+    "reference > grid, free > grid": f"{REFERENCE}, or the loss itself with free routes, never falls below the "
+    "threshold, so no ratio is known.",
     "–": "The loss never rises to the threshold, or the number does not apply.",
     "n": "Seeds; 7 tokens have five or ten.",
     "sampled, greedy": "Accuracy at the best rate with free routes, on the seeds all losses share. They helped choose "
     "the rate, which biases it upwards, so it is not ranked.",
     "experts changed": "Mean share of routed experts that change with an update, at the best rate with free routes.",
     "ratio variance": "Variance of the token ratio there: median over updates, geometric mean over seeds.",
-    "recipe": f"A loss has {REFERENCE}'s advantage; a recipe changes it, or something else around the loss; a change "
-    f"leaves {REFERENCE} as it is and changes routing or optimizer.",
+    "recipe": f"A loss has {REFERENCE}'s advantage; a recipe changes it, or something else around the loss."
+    " A change is one of routing or optimizer.",
     "with state": "The loss remembers other batches, which could hide a schedule.",
 }
 _ALONE = "7 tokens alone"
-_GROUPS = {"loss": "Losses", "recipe": "Recipes", "change": f"Changes around {REFERENCE}", _ALONE: f"At {_ALONE}"}
+_GROUPS = {"loss": "Losses", "recipe": "Recipes", "change": "Changes of routing or optimizer", _ALONE: f"At {_ALONE}"}
 
 
 def rows(found: Sequence[Score]) -> pd.DataFrame:
@@ -76,7 +80,10 @@ def write_board(board: Path) -> list[Path]:
     blocks, facts = standard.blocks(), standard.made()
     found = outcomes.scores(*blocks)
     table = rows(found)
-    sampled, greedy = outcomes.start(next(block for block in blocks if standard.FREE.name in set(block["side"])))
+    ran = [block for block in blocks if standard.FREE.name in set(block["side"])]
+    if not ran:
+        raise UserError("nothing is recorded with free routes: steadymoe score algorithm=grpo --record")
+    sampled, greedy = outcomes.start(ran[0])
     where: dict[str, list[str]] = {}
     for loss, its in facts["losses"].items():
         where.setdefault(f"{its['machine']}, {its['date']}", []).append(loss)

@@ -15,10 +15,11 @@ from steadymoe.bench.check import command as check
 from steadymoe.bench.check import properties
 from steadymoe.bench.report import write
 from steadymoe.bench.report.folders import ended_runs
+from steadymoe.bench.report.tolerances import changes_routes
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.runs import compose, dry, progress, run_folder
 from steadymoe.bench.runs.compose import ConfigError, Run
-from steadymoe.bench.runs.overrides import at_once, key_of
+from steadymoe.bench.runs.overrides import at_once, key_of, swept
 from steadymoe.bench.score import board, outcomes, recorded, standard
 from steadymoe.bench.score.standard import COLUMNS, CONTROL, EXPERIMENT, FREE, MEASURED, PINNED, Side
 from steadymoe.bench.statistics.tolerance import REFERENCE
@@ -37,7 +38,7 @@ _EXAMPLES = """\
 examples:
   steadymoe score algorithm=vespo --quick      ten minutes on two cores: free and pinned routes, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
-  steadymoe score algorithm=vespo              the full score, an hour; later ones reuse GRPO
+  steadymoe score algorithm=vespo              the full score, half an hour; later ones reuse GRPO
   steadymoe score algorithm=grpo routing=r2    what replay gives back of GRPO's routing cost
   steadymoe score algorithm=mine --record      also append it to the outcomes recorded in this checkout
   steadymoe score --board results/board        draw the board of the recorded losses
@@ -49,8 +50,8 @@ _MODES = {
     "record": {"overrides", "record", "dry", "redo"},
     "board": {"board"},
 }
-# The groups of the config that may be scored in place of an algorithm.
-_CHANGES = ("routing", "optimizer")
+# What may be scored with an algorithm, or in place of one: groups of the config, and what some routings need off.
+_CHANGES = ("routing", "optimizer", "savings.reuse_sampler_logprobs")
 
 
 def main(args: list[str]) -> int:
@@ -98,7 +99,7 @@ class Arm:
     @property
     def of_algorithm(self) -> list[str]:
         """Return the overrides that choose the algorithm and its numbers."""
-        return [word for word in self.overrides if key_of(word).partition(".")[0] not in _CHANGES]
+        return [word for word in self.overrides if not _is_change(word)]
 
     @property
     def changes(self) -> set[str]:
@@ -106,7 +107,12 @@ class Arm:
         return {key_of(word).partition(".")[0] for word in self.overrides} - {"algorithm"}
 
 
-_ANCHOR = Arm(REFERENCE, REFERENCE, (f"algorithm={REFERENCE}",))
+_GRPO = Arm(REFERENCE, REFERENCE, (f"algorithm={REFERENCE}",))
+
+
+def _is_change(word: str) -> bool:
+    key = key_of(word)
+    return key != "optimizer.learning_rate" and (key in _CHANGES or key.partition(".")[0] in _CHANGES)
 
 
 class Part(NamedTuple):
@@ -125,34 +131,31 @@ class Part(NamedTuple):
         """Return the planned runs and those beyond."""
         return [*self.planned, *self.beyond]
 
-    @property
-    def grid(self) -> list[float]:
-        """Return the learning rates of the planned runs, ascending."""
-        return sorted({run.config.optimizer.learning_rate for run in self.planned})
-
 
 def _part(arm: Arm, side: Side, more: Sequence[str] = (), is_wide: bool = False) -> Part:
     """Plan the runs of a side, with ``more`` overrides; ``is_wide``: and those beyond. Raises ConfigError."""
-    own = {key_of(word) for word in (*arm.overrides, *more, *side.overrides[2:])}
-    usual = [word for word in (standard.SEEDS, *side.overrides[:2]) if key_of(word) not in own]
-    args = [f"experiment={EXPERIMENT}", *usual, *side.overrides[2:], *arm.overrides, *more]
+    own = {key_of(word) for word in (*arm.overrides, *more, *side.more)}
+    usual = [word for word in (standard.SEEDS, *side.choices) if key_of(word) not in own]
+    args = [f"experiment={EXPERIMENT}", *usual, *side.more, *arm.overrides, *more]
     part = Part(arm, side, ["-m", *args], compose.plan(args, multirun=True))
-    ends = _at(part.grid[0] / 2, 2 * part.grid[-1])
+    rates = [run.config.optimizer.learning_rate for run in part.planned]
+    ends = _at(min(rates) / 2, 2 * max(rates))
     return part._replace(beyond=compose.plan([*args, *ends], multirun=True)) if is_wide else part
 
 
-def _parts(arms: Sequence[Arm], quick: bool) -> list[Part]:
-    """Plan the runs over learning rates, side after side, without those an arm cannot have. Raises ConfigError."""
+def _parts(arms: Sequence[Arm], quick: bool) -> tuple[list[Part], list[str]]:
+    """Plan the runs over learning rates, and return them and why an arm lacks a side. Raises ConfigError."""
     parts = [_part(arm, FREE, standard.QUICK if quick else (), is_wide=not quick) for arm in arms]
+    lacks = []
     for side in (PINNED,) if quick else standard.SIDES[1:]:
         for arm in arms:
-            if side == PINNED and "routing" in arm.changes:  # routes cannot be two things
+            if side == PINNED and changes_routes(arm.label):  # they cannot be two things
                 continue
             try:
                 parts.append(_part(arm, side, standard.QUICK if quick else (), is_wide=not quick))
             except ConfigError as error:  # with free routes it can be
-                print(visible(f"{arm.label} is not scored with {side.name}: {error}"), file=sys.stderr)
-    return parts
+                lacks.append(f"{arm.label} is not scored with {side.name}: {error}")
+    return parts, lacks
 
 
 def _at(*rates: float) -> list[str]:
@@ -161,11 +164,11 @@ def _at(*rates: float) -> list[str]:
 
 def read(overrides: Sequence[str]) -> Arm:
     """Return the arm that the overrides choose. Raises ConfigError."""
-    changes = [
-        word
-        for word in overrides
-        if key_of(word).partition(".")[0] in _CHANGES and key_of(word) != "optimizer.learning_rate"
-    ]
+    changes = [word for word in overrides if _is_change(word)]
+    if several := swept(changes):
+        raise ConfigError(f"{several[0]} has several values; give one")
+    if units := [name for name in standard.OWN_RATES if f"optimizer={name}" in changes]:
+        raise ConfigError(f"optimizer={units[0]} has learning rates of its own, which are not compared with AdamW's")
     name = check.read([word for word in overrides if word not in changes]).name
     words = [word for word in overrides if word != f"algorithm={name}"]
     if not words:
@@ -184,13 +187,13 @@ def score(
     """
     own = read(overrides)
     # GRPO first: its gain sets the threshold.
-    arms = list({arm.label: arm for arm in (_ANCHOR, own)}.values())
-    parts = _parts(arms, quick)
+    arms = list({arm.label: arm for arm in (_GRPO, own)}.values())
+    parts, lacks = _parts(arms, quick)
     later = [] if quick else _later(own, arms, parts)
     _refuse(own, [*parts, *later], again)
     if to_record:
         recorded.refuse(own.label, overrides)
-    for line in _progress([*parts, *later], again):
+    for line in [*lacks, *_progress([*parts, *later], again)]:
         print(visible(line))
     if dry_run:
         return 0
@@ -203,8 +206,7 @@ def score(
             if code := _run(part, again):
                 return code
         done += len(part.planned)
-        found = _outcomes(parts[: place + 1])
-        wider = [] if quick else outcomes.wider(found, part.arm.label, part.side, part.grid)
+        wider = _wider(_planned(parts[: place + 1]), part)
         if wider and (code := runs.main([*part.args, *_at(*wider)])):
             return code
     later = [] if quick else _later(own, arms, parts)  # the best rates are known now
@@ -223,7 +225,7 @@ def score(
     own_part = next(part for part in parts if part.arm == own or own.label == REFERENCE)
     _show(own, found, notes, quick, own_part.planned[0].command.partition("steadymoe ")[0])
     if to_record and not problem:
-        _record(own, found, label)
+        _record(own, own_part.planned, found, label)
     return 1 if to_record and problem else 0
 
 
@@ -242,11 +244,28 @@ def _run(part: Part, again: bool) -> int:
     return runs.main(part.args)
 
 
-def _outcomes(parts: Sequence[Part]) -> pd.DataFrame:
-    """Return the outcomes of everything that has ended."""
-    found = [outcomes.of_runs(part.runs, part.side, part.arm.label) for part in parts]
+def _planned(parts: Sequence[Part]) -> pd.DataFrame:
+    """Return the outcomes of the planned runs that have ended."""
+    found = [outcomes.of_runs(part.planned, part.side, part.arm.label) for part in parts]
     ended = [each for each in found if len(each)]
     return pd.concat(ended, ignore_index=True) if ended else pd.DataFrame(columns=list(COLUMNS))
+
+
+def _wider(planned: pd.DataFrame, part: Part) -> list[float]:
+    """Return the rates beyond the grid that the outcomes of the planned runs ask for."""
+    return outcomes.wider(planned, part.arm.label, part.side) if part.beyond else []
+
+
+def _outcomes(parts: Sequence[Part]) -> pd.DataFrame:
+    """Return the outcomes of all runs that have ended; of those beyond the grid only what the others ask for."""
+    found = _planned(parts)
+    rates = [_wider(found, part) for part in parts]
+    asked = [
+        part._replace(planned=[run for run in part.beyond if run.config.optimizer.learning_rate in its])
+        for part, its in zip(parts, rates, strict=True)
+        if its
+    ]
+    return pd.concat([found, _planned(asked)], ignore_index=True) if asked else found
 
 
 def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
@@ -255,6 +274,11 @@ def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
     for side in standard.SIDES:
         standard.refuse_other_settings(side, _part(reference.arm, side, ["seed=1000"]).planned)
     mine = [run for part in parts if part.arm.label == own.label for run in part.runs]
+    if own.changes:
+        plain = Arm(own.name, own.name, tuple(own.of_algorithm))
+        same = {run.config_hash for side in (FREE, PINNED) for run in _part(plain, side).planned}
+        if mine[0].config_hash in same:
+            raise ConfigError(f"{own.label} changes nothing: every score runs free and pinned routes")
     if changed := standard.changed_setting(reference.planned[0].plain, mine[0].plain, own.changes):
         raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
     tuned = [override for override in own.overrides if not override.startswith("algorithm=")]
@@ -308,10 +332,10 @@ def _show(own: Arm, found: pd.DataFrame, more: Sequence[str], quick: bool, path:
         print(visible(line))
 
 
-def _record(own: Arm, found: pd.DataFrame, label: str) -> None:
+def _record(own: Arm, mine: Sequence[Run], found: pd.DataFrame, label: str) -> None:
     """Append the outcomes of a loss and of GRPO to the recorded ones, with what is known of the loss's runs."""
-    ran = ended_runs(_RESULTS, EXPERIMENT)
-    last = ran[ran["algorithm"] == check.read(own.of_algorithm).name].iloc[-1]
+    ran, own_runs = ended_runs(_RESULTS, EXPERIMENT), {str(run.folder) for run in mine}
+    last = ran[ran["folder"].map(lambda folder: str(Path(folder).absolute()) in own_runs)].iloc[-1]
     facts = {key: str(last[key]) for key in ("machine", "revision", "versions")}
     facts |= {"date": str(run_folder.known(Path(last["folder"]))["started"])[:10], "label": label}
     for path in recorded.append(own.label, own.overrides, found, facts):

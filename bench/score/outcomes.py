@@ -11,7 +11,7 @@ import pandas as pd
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.folders import ended_runs
 from steadymoe.bench.report.results import Results
-from steadymoe.bench.report.tolerances import ends, pinned
+from steadymoe.bench.report.tolerances import changes_routes, ends, pinned
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score.standard import CHEAP, COLUMNS, CONTROL, DENSE, FREE, MEASURED, PINNED, SHUFFLED, Side
 from steadymoe.bench.statistics.comparisons import holm, is_decided
@@ -25,18 +25,17 @@ class Ratio(NamedTuple):
     """One ratio of what is tolerated."""
 
     title: str
-    sides: tuple[str, ...]
-    """Whose outcomes it reads; of the last side a loss must have runs."""
+    side: str
     over: str = REFERENCE
     """GRPO, or ``free``: the loss itself with free routes."""
 
 
 RATIOS = {
-    "rate": Ratio(f"rate × {REFERENCE}", (PINNED.name, FREE.name)),
-    "pinned": Ratio(f"pinned × {REFERENCE}", _MOE),
-    "cost": Ratio("routing cost", _MOE, over=FREE.name),
-    "dense": Ratio(f"dense × {REFERENCE}", (DENSE.name,)),
-    "cheap": Ratio(f"7 tokens × {REFERENCE}", (CHEAP,)),
+    "rate": Ratio(f"rate × {REFERENCE}", FREE.name),
+    "pinned": Ratio(f"pinned × {REFERENCE}", PINNED.name),
+    "cost": Ratio("routing cost", PINNED.name, over=FREE.name),
+    "dense": Ratio(f"dense × {REFERENCE}", DENSE.name),
+    "cheap": Ratio(f"7 tokens × {REFERENCE}", CHEAP),
 }
 # Those of the table; ``pinned``, their product, stands in the picture.
 SHOWN = ("rate", "cost", "dense", "cheap")
@@ -75,8 +74,9 @@ class Score:
         """Return a number with its interval, and a star if it is decided."""
         if name not in self.numbers:
             return "not run"
-        number = self.numbers[name]
-        return "no threshold" if number is None else f"{number}{' *' if self.decided[name] else ''}"
+        number, base = self.numbers[name], RATIOS[name].over
+        text = str(number).replace("reference", base) + (" *" if self.decided.get(name) else "")
+        return "no threshold" if number is None else text
 
 
 def of_runs(runs: Sequence[Run], side: Side, loss: str) -> pd.DataFrame:
@@ -103,11 +103,17 @@ def of_steps(steps: pd.DataFrame, side: str, loss: str) -> pd.DataFrame:
     return rows.assign(side=side, loss=loss)[list(COLUMNS)]
 
 
-def levels(outcomes: pd.DataFrame, sides: Sequence[str]) -> pd.DataFrame:
-    """Return the outcomes of some sides as levels (``statistics.tolerance``); pinned routes are arms of their own."""
-    its = outcomes[outcomes["side"].isin(sides)].rename(columns={"rate": "value"})
-    arms = its["loss"].where(its["side"] != PINNED.name, its["loss"].map(pinned))
-    return its.assign(arm=arms)
+def levels(outcomes: pd.DataFrame, side: str) -> pd.DataFrame:
+    """Return the outcomes of a side as levels (``statistics.tolerance``).
+
+    With free or pinned routes those of both: a loss with pinned routes is an arm of its own.
+    """
+    its = outcomes[outcomes["side"].isin(_MOE if side in _MOE else (side,))].rename(columns={"rate": "value"})
+    return its.assign(arm=[_arm(*pair) for pair in zip(its["loss"], its["side"], strict=True)])
+
+
+def _arm(loss: str, side: str) -> str:
+    return pinned(loss) if side == PINNED.name else loss
 
 
 def best_rate(outcomes: pd.DataFrame, loss: str, side: str = FREE.name) -> float:
@@ -116,18 +122,17 @@ def best_rate(outcomes: pd.DataFrame, loss: str, side: str = FREE.name) -> float
     return best_value(ours["rate"], ours["sampled"]).value
 
 
-def wider(outcomes: pd.DataFrame, loss: str, side: Side, grid: Sequence[float]) -> list[float]:
-    """Return the rates by which a loss's ``grid``, ascending, is extended on a side: once, below if its first rate is
+def wider(outcomes: pd.DataFrame, loss: str, side: Side) -> list[float]:
+    """Return the rates by which the grid of ``outcomes`` is extended for a loss on a side: below if its first rate is
     the best, above if it still reaches the threshold at the last.
     """
-    its = levels(outcomes, _MOE if side.name in _MOE else (side.name,))
-    arm = pinned(loss) if side == PINNED else loss
+    its, arm = levels(outcomes, side.name), _arm(loss, side.name)
     rates = sorted(its.loc[its["arm"] == arm, "value"].unique())
+    if not rates:
+        return []
     found, best = of_arm(its, arm)
-    more = [grid[0] / 2] if best == rates[0] == grid[0] else []
-    if found is not None and np.isinf(found.crossing) and rates[-1] == grid[-1]:
-        more.append(2 * rates[-1])
-    return more
+    more = [rates[0] / 2] if best == rates[0] else []
+    return [*more, 2 * rates[-1]] if found is not None and np.isinf(found.crossing) else more
 
 
 def scores(*blocks: pd.DataFrame) -> list[Score]:
@@ -141,10 +146,9 @@ def scores(*blocks: pd.DataFrame) -> list[Score]:
     decided: dict[str, dict[str, bool]] = {loss: {} for loss in losses}
     for name, ratio in RATIOS.items():
         for loss in losses:
-            if (block := _block(blocks, loss, ratio.sides[-1])) is not None:
-                arm = pinned(loss) if ratio.sides[-1] == PINNED.name else loss
+            if (block := _block(blocks, loss, ratio.side)) is not None:
                 over = loss if ratio.over == FREE.name else None
-                numbers[loss][name] = of_arm(levels(block, ratio.sides), arm, over=over)[0]
+                numbers[loss][name] = of_arm(levels(block, ratio.side), _arm(loss, ratio.side), over)[0]
         known = {loss: number for loss, its in numbers.items() if (number := its.get(name)) is not None}
         others = [loss for loss in known if loss != REFERENCE or name == "cost"]
         corrected = dict(zip(others, holm([known[loss].p for loss in others]), strict=True))
@@ -170,8 +174,8 @@ def _score(
     none = over_seeds([])
     if (block := _block(blocks, loss, FREE.name)) is None:
         return Score(loss, algorithm, numbers, decided, none, False, np.nan, none, none, none, none)
-    of_moe, rate, shared = levels(block, _MOE), best_rate(block, loss), _on_shared_seeds(block)
-    has_pinned, is_route = "cost" in numbers, loss.startswith(f"{REFERENCE} routing=")
+    of_moe, rate, shared = levels(block, FREE.name), best_rate(block, loss), _on_shared_seeds(block)
+    has_pinned, is_route = "cost" in numbers, loss.startswith(f"{REFERENCE} ") and changes_routes(loss)
     closed = none
     if loss != REFERENCE and (has_pinned or is_route):
         closed = gap_closed(of_moe, loss, pinned(loss) if has_pinned else None, pinned(REFERENCE))
@@ -243,7 +247,8 @@ def notes(found: Sequence[Score], outcomes: pd.DataFrame, own: str, quick: bool)
         return [*lines, first]
     (mine,) = [each for each in found if each.loss == own]
     for name in SHOWN if own != REFERENCE else ():
-        if (number := mine.numbers.get(name)) is not None and np.isfinite(least := smallest(number, len(found) - 1)):
+        family = sum(name in each.numbers and (each.loss != REFERENCE or name == "cost") for each in found)
+        if (number := mine.numbers.get(name)) is not None and np.isfinite(least := smallest(number, family)):
             title = RATIOS[name].title
             lines.append(f"{title}: {number.n} seeds decide no ratio closer to 1 than {least:.2f}, or its inverse.")
     return lines

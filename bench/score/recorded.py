@@ -12,8 +12,10 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe import conf
 from steadymoe.algorithms import names
 from steadymoe.bench.report import write
+from steadymoe.bench.runs.overrides import key_of
 from steadymoe.bench.score import standard
 from steadymoe.bench.statistics.tolerance import REFERENCE
 from steadymoe.bench.support import source
@@ -25,9 +27,10 @@ def refuse(loss: str, overrides: Sequence[str]) -> None:
     path = standard.FOLDER / standard.OUTCOMES
     if not source.is_tracked(path):
         raise ConfigError(f"--record needs a git checkout of steadymoe, and git does not track {path}")
-    if any(word.startswith("algorithm.") for word in overrides) or not {
-        f"algorithm={name}" for name in names(presets=True)
-    }.intersection(overrides):
+    shipped = {group: conf.names(group) for group in ("routing", "optimizer")} | {"algorithm": names(presets=True)}
+    groups = {key_of(word): word.partition("=")[2] for word in overrides}
+    is_own = any(value not in shipped[group] for group, value in groups.items() if group in shipped)
+    if is_own or any(key.startswith("algorithm.") for key in groups):
         raise ConfigError(
             f"--record takes an algorithm of the checkout with the numbers of its YAML, got {shlex.join(overrides)}"
         )

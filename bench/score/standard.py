@@ -23,6 +23,8 @@ EXPERIMENT = "cell"
 SEEDS = "seed=1000,1001,1002,1003,1004"
 # A first look, with free and pinned routes: rates on both sides of what GRPO tolerates, fewer seeds.
 QUICK = ("optimizer.learning_rate=4e-4,1.6e-3", "seed=1000,1001,1002")
+# Optimizers with rates of their own: "× GRPO's rate" would compare units.
+OWN_RATES = ("sgd", "sign")
 # Numbers of a loss's own that may be tuned.
 MOST_TUNED = 3
 # A loss that learns from shuffled rewards does not learn from rewards: of GRPO's gain it may have this share.
@@ -45,7 +47,14 @@ class Side:
     """Where a loss runs over learning rates."""
 
     name: str
-    overrides: tuple[str, ...]
+    choices: tuple[str, ...]
+    """Model and routing; what is scored may choose its own routing."""
+    more: tuple[str, ...] = ()
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Return all of its overrides."""
+        return (*self.choices, *self.more)
 
 
 FREE = Side("free", ("model=flat", "routing=off"))
@@ -53,9 +62,9 @@ PINNED = Side("pinned", ("model=flat", "routing=pinned"))
 DENSE = Side("dense", ("model=dense_flat", "routing=off"))
 SIDES = (FREE, PINNED, DENSE)
 # At a loss's best rate with free routes: what its routes and ratios do, and, once, whether it reads rewards.
-MEASURED = Side("measured", (*FREE.overrides, "measure=all", f"experiment_name={EXPERIMENT}_measured"))
+MEASURED = Side("measured", FREE.choices, ("measure=all", f"experiment_name={EXPERIMENT}_measured"))
 CONTROL = Side(
-    "shuffled", (*FREE.overrides, "rollout.shuffle_rewards=true", f"experiment_name={EXPERIMENT}_shuffled", "seed=1000")
+    "shuffled", FREE.choices, ("rollout.shuffle_rewards=true", f"experiment_name={EXPERIMENT}_shuffled", "seed=1000")
 )
 
 
@@ -88,11 +97,9 @@ def made() -> dict[str, Any]:
 
 def refuse_other_settings(side: Side, runs: Sequence[Run]) -> None:
     """Raise ConfigError if GRPO's planned ``runs`` have other numbers than the recorded ones: another standard."""
-    known = made()["hashes"][side.name]
-    for rate, found in hashes(runs).items():
-        if known.get(rate, found) != found:
-            what = f"experiment={EXPERIMENT} is not as it was recorded for {VERSION}"
-            raise ConfigError(f"{what}; score with the version of steadymoe that recorded it")
+    if hashes(runs) != made()["hashes"][side.name]:
+        what = f"experiment={EXPERIMENT} is not as it was recorded for {VERSION}"
+        raise ConfigError(f"{what}; score with the version of steadymoe that recorded it")
 
 
 def hashes(runs: Sequence[Run]) -> dict[str, str]:

@@ -205,8 +205,8 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
     Of logarithms of what is tolerated: [(m − GRPO) free − (m − GRPO) pinned] / (GRPO pinned − GRPO free), which is
     1 − log R(m) / log R(GRPO) for the routing costs R. What helps with pinned routes alike closes nothing; None for
     ``pinned`` is a change that means nothing with pinned routes. All arms share seeds and the threshold of the
-    reference's free runs; one that never falls below it counts with the end of its dial. nan, n = 0, where a mean curve
-    has no crossing or the gap is not above 0; no interval below five seeds, or if the gap's interval reaches 0.
+    reference's free runs. nan, n = 0, where a mean curve has no crossing on its grid or the gap is not above 0; no
+    interval below five seeds, or if the gap's interval reaches 0.
     """
     none = Estimate(np.nan, np.nan, np.nan, 0)
     if (reference := _reference_arm(levels)) is None:
@@ -222,7 +222,7 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
     means = [curve.levels_DS[:, draws_NS].mean(-1).T for curve in curves]
     threshold_N = threshold(start_S[draws_NS].mean(1), means[0])
     free_N, pinned_N, ours_N, ours_pinned_N = (
-        np.log(np.minimum(crossings(mean_ND, curve.values_D, threshold_N), curve.values_D[-1]))
+        _finite_log(crossings(mean_ND, curve.values_D, threshold_N))
         for mean_ND, curve in zip(means, curves, strict=True)
     )
     gap_N = pinned_N - free_N
@@ -235,6 +235,11 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
         of_gap = half_of_draws(gap_N[1:][known], len(seeds))
         half = half_of_draws(closed_N[1:][known], len(seeds)) if of_gap < gap_N[0] else np.nan
     return Estimate(closed_N[0], closed_N[0] - half, closed_N[0] + half, len(seeds))
+
+
+def _finite_log(numbers_N: np.ndarray) -> np.ndarray:
+    """Return logarithms, nan for a curve that never falls below its threshold."""
+    return np.log(np.where(np.isinf(numbers_N), np.nan, numbers_N))
 
 
 def heights(levels: pd.DataFrame) -> tuple[float, float] | None:

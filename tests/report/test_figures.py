@@ -104,7 +104,7 @@ def test_replay_compares_only_routing() -> None:
     assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log", "linear"]
 
 
-def test_captions_say_whether_the_papers_effect_is_there() -> None:
+def test_captions_set_a_difference_beside_the_papers() -> None:
     """GSPO ends .1 above GRPO on one model, below it on another, and on neither side on a third."""
     ends = {"up": [0.1, 0.11, 0.09], "down": [-0.1, -0.11, -0.09], "wide": [0.3, -0.2, 0.0]}
     rows = [
@@ -115,18 +115,21 @@ def test_captions_say_whether_the_papers_effect_is_there() -> None:
         for algorithm, step in itertools.product(("grpo", "gspo"), (0, 1))
     ]
     steps = pd.DataFrame(rows).assign(routing="off", correction="off")
-    between = {"algorithm": ("gspo", "grpo")}
-    said = curves.effect(steps, curves.ACCURACY, "end", between)
-    parts = {each.split()[0]: each.split()[-1] for each in said.rpartition(": ")[2].rstrip(".").split("; ")}
-    assert parts == {"up": "there", "down": "reversed", "wide": "open"}
-    assert "of gspo − grpo above 0: down -0.1 [" in said
-    assert curves.effect(steps[steps["algorithm"] == "grpo"], curves.ACCURACY, "end", between) == ""
+    said = curves.effect(steps, curves.ACCURACY, "end", curves.LEAD, "above 0")
+    assert "held-out accuracy, gspo − grpo, by the paper above 0: down -0.1 [" in said
+    parts = {each.split()[0]: each.rpartition(", ")[2] for each in said.rpartition(": ")[2].rstrip(".").split("; ")}
+    assert parts == {"up": "above 0", "down": "below 0", "wide": "not told from 0"}
+    assert curves.effect(steps[steps["algorithm"] == "grpo"], curves.ACCURACY, "end", curves.LEAD, "above 0") == ""
+    elsewhere = steps.assign(start=np.where(steps["algorithm"] == "grpo", 0.4, 0.5))  # other starts are not paired
+    assert curves.effect(elsewhere, curves.ACCURACY, "end", curves.LEAD, "above 0") == ""
     replay = curves.effect(
         pd.concat([steps.assign(arm=steps["arm"] + " r2", routing="r2", value=0.7), steps]),
-        *(curves.ACCURACY, "end", {"routing": ("r2", "off")}),
+        *(curves.ACCURACY, "end", {"routing": ("r2", "off")}, "0"),
         algorithm="grpo",
     )
-    assert "of grpo r2 − off above 0: down 0.2, n = 3, open" in replay  # equal differences have no interval
+    assert (
+        "grpo r2 − off, by the paper 0: down 0.2, n = 3, not told from 0" in replay
+    )  # equal differences have no interval
 
 
 def test_a_metric_that_no_run_recorded_has_no_panel() -> None:

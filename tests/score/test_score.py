@@ -1,4 +1,4 @@
-"""Scores: three numbers a loss from outcomes that are known, what runs, what is refused and what is recorded."""
+"""Scores: numbers from outcomes that are known, what runs, what is refused and what is recorded."""
 
 import json
 import re
@@ -72,6 +72,14 @@ def test_change_of_routes_closes_a_raw_share_of_the_gap() -> None:
     assert outcomes.table([change, reference])["gap closed"].str.endswith(" raw").tolist() == [True, False]
 
 
+def test_no_share_of_a_gap_where_a_curve_never_falls() -> None:
+    """A bound is no estimate: the gap closed has no number, and the routing cost says why."""
+    table = made({"grpo": 0.0, "strong": 9.0}, {FREE.name: 0.0, PINNED.name: 0.5})
+    strong, grpo = outcomes.scores(table)
+    assert (strong.closed.n, strong.text("cost")) == (0, "free > grid")
+    assert grpo.decided["cost"]
+
+
 def test_drift_and_variance_are_those_measured_at_the_best_rate() -> None:
     table = made({"grpo": 0.0})
     best = outcomes.best_rate(table, "grpo")
@@ -112,17 +120,15 @@ def test_smallest_decidable_ratio_grows_with_noise_and_losses() -> None:
 
 
 @pytest.mark.parametrize("side", SIDES, ids=lambda side: side.name)
-def test_grid_is_extended_once_at_its_ends(side: Side) -> None:
+def test_grid_is_extended_at_its_ends(side: Side) -> None:
     levels = made({"grpo": 0.0, "strong": 9.0, "weak": -3.0}, {FREE.name: 0.0} | {side.name: 0.0})
     falls = (levels["loss"] == "weak") & (levels["rate"] > RATES[0])
     levels.loc[falls, "sampled"] -= 0.2
     levels.loc[(levels["loss"] != "weak") & (levels["rate"] == RATES[1]), "sampled"] += 0.1  # the best of both
-    assert outcomes.wider(levels, "grpo", side, RATES) == []
-    assert outcomes.wider(levels, "strong", side, RATES) == [2 * RATES[-1]]
-    assert outcomes.wider(levels, "weak", side, RATES) == [RATES[0] / 2]
-    strong = levels[(levels["loss"] == "strong") & (levels["side"] == side.name)].drop_duplicates("seed")
-    wide = pd.concat([levels, *(strong.assign(rate=rate) for rate in (2 * RATES[-1], RATES[0] / 2))])
-    assert outcomes.wider(wide, "strong", side, RATES) == []
+    assert outcomes.wider(levels, "grpo", side) == []
+    assert outcomes.wider(levels, "strong", side) == [2 * RATES[-1]]
+    assert outcomes.wider(levels, "weak", side) == [RATES[0] / 2]
+    assert outcomes.wider(levels, "missing", side) == []
 
 
 # --- what was recorded ------------------------------------------------------------------------------------------------
@@ -172,6 +178,10 @@ def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
         ("algorithm=dapo", "dapo changes what the standard fixes"),
         ("algorithm=grpo optimizer.learning_rate=1e-3", "got optimizer.learning_rate=1e-3"),
         ("algorithm=grpo routing=nothing", "nothing"),
+        ("algorithm=grpo routing=r2,r3", "routing=r2,r3 has several values"),
+        ("algorithm=grpo routing=pinned", "changes nothing"),
+        ("algorithm=gspo optimizer=adamw", "changes nothing"),
+        ("algorithm=grpo optimizer=sgd", "has learning rates of its own"),
         ("algorithm=gspo algorithm.sampling.max_rollouts=2", "algorithm.sampling.max_rollouts: 1 -> 2"),
         (
             "algorithm=grpo algorithm.loss.clip_low=.1 algorithm.loss.clip_high=.1 algorithm.loss.dual_clip=3 "
@@ -191,12 +201,12 @@ def test_invalid_request_fails_in_one_line_and_writes_nothing(
 
 
 def test_dry_run_prints_what_is_missing(score: Score, tmp_path: Path) -> None:
-    def planned(*words: str) -> tuple[dict[str, int], str, str]:
+    def planned(*words: str) -> tuple[dict[str, int], str]:
         code, out, err = score(*words, "--dry")
         assert code == 0, err
-        return {side: int(runs) for side, runs in re.findall(r"^(\w+): (\d+) runs?: \d+ to run", out, re.M)}, out, err
+        return {side: int(runs) for side, runs in re.findall(r"^(\w+): (\d+) runs?: \d+ to run", out, re.M)}, out
 
-    runs, out, _ = planned("algorithm=sapo")
+    runs, out = planned("algorithm=sapo")
     assert runs == {"free": 40, "pinned": 40, "dense": 40, "measured": 10, "shuffled": 1}  # SAPO and GRPO
     ((minutes, at, one),) = re.findall(
         r"about (\d+) minutes with (\d+) runs at once.* one run took ([\d.]+) minutes", out
@@ -207,9 +217,14 @@ def test_dry_run_prints_what_is_missing(score: Score, tmp_path: Path) -> None:
     # Routes are one thing; a dense model has none, nor has a loss that reads them anything to read there.
     assert planned("algorithm=grpo", "routing=r2")[0] == runs | {"pinned": 20, "dense": 20}
     for words in (["algorithm=rspo_gspo"], ["algorithm=grpo", "optimizer.expert_factor=2"]):
-        found, _, err = planned(*words)
+        found, out = planned(*words)
         assert found == runs | {"dense": 20}
-        assert "is not scored with dense: " in err
+        assert "is not scored with dense: " in out
+    for words in (
+        ["routing=freeze", "optimizer.router_factor=1"],
+        ["routing=lagged", "savings.reuse_sampler_logprobs=null"],
+    ):
+        assert planned("algorithm=grpo", *words)[0]["free"] == 40
     assert not list(tmp_path.iterdir())
 
 
@@ -235,7 +250,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     on_path(monkeypatch, tmp_path / "mine", "my_losses")
     for name in ("FREE", "PINNED", "DENSE", "MEASURED", "CONTROL"):
         its = getattr(standard, name)
-        changed = replace(its, overrides=(*its.overrides, *SMALL, *(SWEPT if its in SIDES else ())))
+        changed = replace(its, more=(*its.more, *SMALL, *(SWEPT if its in SIDES else ())))
         for module in (standard, outcomes, command):
             if name in vars(module):
                 monkeypatch.setattr(module, name, changed)
@@ -356,7 +371,7 @@ def test_record_appends_a_loss_and_the_next_one_joins_its_block(
     page = Path("board/board.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| gmpo ")]
     assert "n = 2, with state" in row
-    assert "| grpo routing=r2 " in page.partition("## Changes around grpo")[2]
+    assert "| grpo routing=r2 " in page.partition("## Changes of routing or optimizer")[2]
     after, runs = files[0].read_text(), times(Path("results/runs"))
     code, out, err = score("algorithm=gmpo", "--record")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
@@ -366,7 +381,7 @@ def test_record_appends_a_loss_and_the_next_one_joins_its_block(
 
 def test_record_needs_a_checkout_and_a_shipped_loss(checkout: Path, score: Score) -> None:
     """Before anything runs."""
-    for words in (["algorithm=same"], ["algorithm=gmpo", "algorithm.loss.log_clip_low=.1"]):
+    for words in (["algorithm=same"], ["algorithm=gmpo", "++algorithm.loss.log_clip_low=.1"]):
         code, out, err = score(*words, "--record")
         assert (code, out) == (2, "")
         assert f"algorithm of the checkout with the numbers of its YAML, got {' '.join(words)}" in err
@@ -395,7 +410,7 @@ def test_runs_from_several_cold_starts_are_not_recorded(checkout: Path) -> None:
 @pytest.mark.usefixtures("scored")
 def test_redo_replaces_outdated_runs_of_every_side(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beyond the grid's end, too."""
-    monkeypatch.setattr(outcomes, "wider", lambda levels, loss, side, grid: [2 * grid[-1]] if loss == "same" else [])
+    monkeypatch.setattr(outcomes, "wider", lambda found, loss, side: [0.02] if loss == "same" else [])
     assert score("algorithm=same")[0] == 0
     runs = small / "results" / "runs"
     known = {path: json.loads(path.read_text()) for path in runs.rglob("run.json")}

@@ -26,6 +26,8 @@ ACCURACY, TOKENS, KL = columns.names("eval_accuracy", "tokens_sampled", "rollout
 _LOGARITHMIC = {VARIANCE, KL}
 _MAX_OWN = 8
 _STEP = "step (rollout)"
+# The difference that GSPO's paper is about.
+LEAD = {"algorithm": ("gspo", "grpo")}
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.MIN_LOG
 
@@ -42,13 +44,14 @@ def overview(steps: pd.DataFrame) -> DataFigure:
 
 def reward_compute(steps: pd.DataFrame) -> DataFigure:
     """Training reward and held-out accuracy against compute, algorithms compared (GSPO, 2507.18071, figure 1)."""
-    note = " Held-out accuracy is not smoothed." + effect(steps, ACCURACY, "end", {"algorithm": ("gspo", "grpo")})
+    note = " Held-out accuracy is not smoothed." + effect(steps, ACCURACY, "end", LEAD, "above 0")
     return _beside(steps, (REWARD, ACCURACY), 3, note, differs=True, over_tokens=True)
 
 
 def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
-    notes = [effect(steps, ACCURACY, "end", {"routing": ("r2", "off")}, algorithm=name) for name in ("grpo", "gspo")]
+    replayed, claims = {"routing": ("r2", "off")}, {"grpo": "above 0", "gspo": "0"}
+    notes = [effect(steps, ACCURACY, "end", replayed, claimed, algorithm=name) for name, claimed in claims.items()]
     return _beside(steps, (REWARD, VARIANCE), 3, "".join(notes), differs=True)
 
 
@@ -114,16 +117,18 @@ def _beside(
         return style.finish(figure, blocks[0][0], text + notes + style.covered(steps, metrics))
 
 
-def effect(steps: pd.DataFrame, metric: str, how: str, between: Mapping[str, tuple[str, str]], **where: str) -> str:
-    """Return the sentence on whether a paper's effect is there; "" if nothing was run that shows it.
+def effect(
+    steps: pd.DataFrame, metric: str, how: str, between: Mapping[str, tuple[str, str]], claimed: str, **where: str
+) -> str:
+    """Return the sentence that sets a difference beside what a paper says of it; "" if nothing was run that shows it.
 
-    The effect: of runs ``where`` columns have these values, else off, those with the first value of the column in
-    ``between`` have a higher number of ``tables.NUMBERS``, paired by seed.
+    The difference: of one of ``tables.NUMBERS`` between the first and the second value of the column in ``between``, of
+    runs whose other columns are as ``where`` says, else off; paired by seed and start. ``claimed`` is the paper's.
     """
     ((column, (above, below)),) = between.items()
     plain = {"routing": "off", "correction": "off"} | where
     found = []
-    for model, ours in steps.groupby("model", observed=True):
+    for model, ours in tables.by_start(steps).groupby("model", observed=True):
         sides = []
         for value in (above, below):
             asked = plain | {column: value}
@@ -132,11 +137,10 @@ def effect(steps: pd.DataFrame, metric: str, how: str, between: Mapping[str, tup
         apart = (sides[0] - sides[1]).dropna()
         if len(apart):
             estimate = estimates.over_seeds(apart.tolist(), bounds=estimates.DIFFERENCE)
-            verdict = "there" if estimate.low > 0 else "reversed" if estimate.high < 0 else "open"
+            verdict = "above 0" if estimate.low > 0 else "below 0" if estimate.high < 0 else "not told from 0"
             found.append(f"{model} {estimate}, n = {estimate.n}, {verdict}")
-    of = " ".join(where.values())
-    names = f"{of} {above} − {below}".strip()
-    return f" The paper's effect, {columns.label(metric)} of {names} above 0: {'; '.join(found)}." if found else ""
+    names = " ".join([*where.values(), above, "−", below])
+    return f" {columns.label(metric)}, {names}, by the paper {claimed}: {'; '.join(found)}." if found else ""
 
 
 def _title(steps: pd.DataFrame, model: str) -> str:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import colours, style
 from steadymoe.bench.report.figures.colours import Look
-from steadymoe.bench.report.figures.curves import CLIPPED, KL, MIN_CLIPPED, REWARD, VARIANCE, compared, effect
+from steadymoe.bench.report.figures.curves import CLIPPED, KL, LEAD, MIN_CLIPPED, REWARD, VARIANCE, compared, effect
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import Bounds
@@ -41,7 +41,7 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
         axis.set_xticks([0, 1e-3, 1e-2, 1e-1, 1])
         style.named_rows(axis, names, top_down=True)
         text = f"Bar: mean over steps and seeds ({style.seeds(steps)}); dots: seeds.{style.without_clip(steps)}"
-        text += effect(steps, CLIPPED, "mean", {"algorithm": ("gspo", "grpo")})
+        text += effect(steps, CLIPPED, "mean", LEAD, "above 0")
         return style.finish(figure, None, text)
 
 
