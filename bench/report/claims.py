@@ -261,7 +261,9 @@ def write(path: Path, results: Path, formats: Sequence[str], to: Path) -> list[P
         "n": [f"{n} of {claim.seeds}" for claim, n in zip(claims, rows["n"], strict=True)],
         "p": rows["p"].round(4),
     }
-    table = pd.DataFrame(columns | {"verdict": rows["verdict"], "in practice": [claim.practice for claim in claims]})
+    table = pd.DataFrame(
+        columns | {"verdict": rows["verdict"], "in practice, if right": [claim.practice for claim in claims]}
+    )
     return writer.figure(to, path.stem, figure(claims, rows), "", formats) + writer.table(
         to, f"{path.stem}-verdicts", table, _CAPTION
     )

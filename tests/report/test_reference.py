@@ -1,12 +1,14 @@
 """The kept tables of ``results/reference`` match the data next to them, and every figure there has what it needs."""
 
+import re
 from dataclasses import replace
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
 from committed import assert_same
 
-from steadymoe.bench.report import folders, paper, report_page, write
+from steadymoe.bench.report import claims, folders, paper, report_page, write
 from steadymoe.bench.report.results import Results
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -31,5 +33,24 @@ def test_kept_tables_match_the_data(experiment: str, tmp_path: Path, monkeypatch
 
 
 def test_every_kept_table_has_its_data() -> None:
-    kept = {path.name.partition("-")[0] for path in (REFERENCE / "tables").iterdir()}
-    assert kept - set(KEPT) == {"families"}, "recorded before data were kept: results/README.md"
+    kept = {path.stem.partition("-")[0] for path in (REFERENCE / "tables").iterdir()}
+    assert kept - set(KEPT) == {"claims", "families"}, "families were recorded before data were kept: results/README.md"
+
+
+def test_kept_verdicts_and_those_of_the_findings_follow_from_the_archives(tmp_path: Path) -> None:
+    results = REFERENCE.parent
+    claims.write(results / "claims.yaml", REFERENCE, [], tmp_path)
+    made = (tmp_path / "tables" / "claims-verdicts.md").read_text()
+    assert_same(made, (REFERENCE / "tables" / "claims-verdicts.md").read_text(), "claims-verdicts.md")
+    verdicts, findings = _rows(made), _rows((results / "README.md").read_text().partition("<!-- begin claims -->")[2])
+    columns = [verdicts[0].index(name) for name in findings[0][1:]]
+    for number, (row, shown) in enumerate(zip(verdicts[2:], findings[2:], strict=True), start=1):
+        assert_same(
+            " | ".join([str(number), *(row[column] for column in columns)]), " | ".join(shown), f"claim {number}"
+        )
+
+
+def _rows(text: str) -> list[list[str]]:
+    """Return the cells of the first table of a page."""
+    lines = takewhile(lambda line: line.startswith("|"), dropwhile(lambda line: line[:1] != "|", text.splitlines()))
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]

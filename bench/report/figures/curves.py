@@ -139,8 +139,9 @@ def effect(
             estimate = estimates.over_seeds(apart.tolist(), bounds=estimates.DIFFERENCE)
             verdict = "above 0" if estimate.low > 0 else "below 0" if estimate.high < 0 else "not told from 0"
             found.append(f"{model} {estimate}, n = {estimate.n}, {verdict}")
-    names = " ".join([*where.values(), above, "−", below])
-    return f" {columns.label(metric)}, {names}, by the paper {claimed}: {'; '.join(found)}." if found else ""
+    label, names = columns.label(metric), [paper.shown(name, name) for name in (*where.values(), above, "−", below)]
+    said = f" {label[0].upper()}{label[1:]}, {' '.join(names)}, by the paper {claimed}: {'; '.join(found)}."
+    return said if found else ""
 
 
 def _title(steps: pd.DataFrame, model: str) -> str:
