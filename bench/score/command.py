@@ -123,36 +123,26 @@ class Part(NamedTuple):
     args: list[str]
     """The arguments of ``steadymoe run`` that make ``planned``."""
     planned: list[Run]
-    beyond: Sequence[Run] = ()
-    """Runs at rates beyond the grid's ends, which count where they were needed."""
-
-    @property
-    def runs(self) -> list[Run]:
-        """Return the planned runs and those beyond."""
-        return [*self.planned, *self.beyond]
 
 
-def _part(arm: Arm, side: Side, more: Sequence[str] = (), is_wide: bool = False) -> Part:
-    """Plan the runs of a side, with ``more`` overrides; ``is_wide``: and those beyond. Raises ConfigError."""
+def _part(arm: Arm, side: Side, more: Sequence[str] = ()) -> Part:
+    """Plan the runs of a side, with ``more`` overrides. Raises ConfigError."""
     own = {key_of(word) for word in (*arm.overrides, *more, *side.more)}
     usual = [word for word in (standard.SEEDS, *side.choices) if key_of(word) not in own]
     args = [f"experiment={EXPERIMENT}", *usual, *side.more, *arm.overrides, *more]
-    part = Part(arm, side, ["-m", *args], compose.plan(args, multirun=True))
-    rates = [run.config.optimizer.learning_rate for run in part.planned]
-    ends = _at(min(rates) / 2, 2 * max(rates))
-    return part._replace(beyond=compose.plan([*args, *ends], multirun=True)) if is_wide else part
+    return Part(arm, side, ["-m", *args], compose.plan(args, multirun=True))
 
 
 def _parts(arms: Sequence[Arm], quick: bool) -> tuple[list[Part], list[str]]:
     """Plan the runs over learning rates, and return them and why an arm lacks a side. Raises ConfigError."""
-    parts = [_part(arm, FREE, standard.QUICK if quick else (), is_wide=not quick) for arm in arms]
-    lacks = []
+    grid: Sequence[str] = standard.QUICK if quick else ()
+    parts, lacks = [_part(arm, FREE, grid) for arm in arms], []
     for side in (PINNED,) if quick else standard.SIDES[1:]:
         for arm in arms:
             if side == PINNED and changes_routes(arm.label):  # they cannot be two things
                 continue
             try:
-                parts.append(_part(arm, side, standard.QUICK if quick else (), is_wide=not quick))
+                parts.append(_part(arm, side, grid))
             except ConfigError as error:  # with free routes it can be
                 lacks.append(f"{arm.label} is not scored with {side.name}: {error}")
     return parts, lacks
@@ -189,33 +179,30 @@ def score(
     # GRPO first: its gain sets the threshold.
     arms = list({arm.label: arm for arm in (_GRPO, own)}.values())
     parts, lacks = _parts(arms, quick)
-    later = [] if quick else _later(own, arms, parts)
-    _refuse(own, [*parts, *later], again)
+    beyond = [each for part in parts for each in _beyond(part, parts, quick)]
+    later = [] if quick else _later(own, arms, [*parts, *beyond])
+    planned = [*parts, *beyond, *later]
+    _refuse(own, planned, again)
     if to_record:
         recorded.refuse(own.label, overrides)
-    for line in [*lacks, *_progress([*parts, *later], again)]:
+    for line in [*lacks, *_progress(planned, again)]:
         print(visible(line))
     if dry_run:
         return 0
     if check.check(own.of_algorithm):
         print("steadymoe: the algorithm fails `steadymoe check` and is not scored", file=sys.stderr)
         return 2
-    done, total = 0, sum(len(part.planned) for part in (*parts, *later))
-    for place, part in enumerate(parts):
-        with progress.counted(done, total):
-            if code := _run(part, again):
-                return code
-        done += len(part.planned)
-        wider = _wider(_planned(parts[: place + 1]), part)
-        if wider and (code := runs.main([*part.args, *_at(*wider)])):
+    total, ran = sum(len(part.planned) for part in planned), list[Part]()
+    for part in parts:
+        if code := _run(part, again, ran, total):
             return code
-    later = [] if quick else _later(own, arms, parts)  # the best rates are known now
-    for part in later:
-        with progress.counted(done, total):
-            if code := _run(part, again):
+        for each in _beyond(part, parts, quick):
+            if code := _run(each, again, ran, total):
                 return code
-        done += len(part.planned)
-    found = _outcomes([*parts, *later])
+    for part in [] if quick else _later(own, arms, ran):  # the best rates are known now
+        if code := _run(part, again, ran, total):
+            return code
+    found = _outcomes(ran)
     keeps_state = properties.memory(check.read(own.of_algorithm).loss).startswith(properties.KEEPS_STATE)
     label = "with state" if keeps_state else ""
     problem = "" if quick else outcomes.gains_without_reward(found)
@@ -237,35 +224,27 @@ def _later(own: Arm, arms: Sequence[Arm], parts: Sequence[Part]) -> list[Part]:
     return [*(_part(arm, MEASURED, best[arm]) for arm in arms), _part(own, CONTROL, best[own])]
 
 
-def _run(part: Part, again: bool) -> int:
-    """Make the planned runs and return the exit code; ``again`` moves outdated ones away first, and says which."""
-    for line in run_folder.redo(part.runs) if again else ():
+def _beyond(part: Part, parts: Sequence[Part], quick: bool) -> list[Part]:
+    """Plan the runs at the rates beyond the grid that the outcomes of ``parts`` ask for; none of a quick score."""
+    wider = [] if quick else outcomes.wider(_outcomes(parts), part.arm.label, part.side)
+    return [_part(part.arm, part.side, _at(*wider))] if wider else []
+
+
+def _run(part: Part, again: bool, ran: list[Part], total: int) -> int:
+    """Make the planned runs, add them to ``ran`` and return the exit code; ``again`` moves outdated ones away first."""
+    for line in run_folder.redo(part.planned) if again else ():
         print(visible(line), file=sys.stderr)
-    return runs.main(part.args)
-
-
-def _planned(parts: Sequence[Part]) -> pd.DataFrame:
-    """Return the outcomes of the planned runs that have ended."""
-    found = [outcomes.of_runs(part.planned, part.side, part.arm.label) for part in parts]
-    ended = [each for each in found if len(each)]
-    return pd.concat(ended, ignore_index=True) if ended else pd.DataFrame(columns=list(COLUMNS))
-
-
-def _wider(planned: pd.DataFrame, part: Part) -> list[float]:
-    """Return the rates beyond the grid that the outcomes of the planned runs ask for."""
-    return outcomes.wider(planned, part.arm.label, part.side) if part.beyond else []
+    with progress.counted(sum(len(each.planned) for each in ran), total):
+        code = runs.main(part.args)
+    ran.append(part)
+    return code
 
 
 def _outcomes(parts: Sequence[Part]) -> pd.DataFrame:
-    """Return the outcomes of all runs that have ended; of those beyond the grid only what the others ask for."""
-    found = _planned(parts)
-    rates = [_wider(found, part) for part in parts]
-    asked = [
-        part._replace(planned=[run for run in part.beyond if run.config.optimizer.learning_rate in its])
-        for part, its in zip(parts, rates, strict=True)
-        if its
-    ]
-    return pd.concat([found, _planned(asked)], ignore_index=True) if asked else found
+    """Return the outcomes of all runs that have ended."""
+    found = [outcomes.of_runs(part.planned, part.side, part.arm.label) for part in parts]
+    ended = [each for each in found if len(each)]
+    return pd.concat(ended, ignore_index=True) if ended else pd.DataFrame(columns=list(COLUMNS))
 
 
 def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
@@ -273,7 +252,7 @@ def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
     reference, *_ = parts
     for side in standard.SIDES:
         standard.refuse_other_settings(side, _part(reference.arm, side, ["seed=1000"]).planned)
-    mine = [run for part in parts if part.arm.label == own.label for run in part.runs]
+    mine = [run for part in parts if part.arm.label == own.label for run in part.planned]
     if own.changes:
         plain = Arm(own.name, own.name, tuple(own.of_algorithm))
         same = {run.config_hash for side in (FREE, PINNED) for run in _part(plain, side).planned}
@@ -291,7 +270,7 @@ def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
         raise ConfigError(
             f"{own.label} was scored with another config ({older[0].folder}); score it again with --redo, or rename it"
         )
-    run_folder.refuse_others([run for part in parts for run in part.runs if run not in older], may_redo=again)
+    run_folder.refuse_others([run for part in parts for run in part.planned if run not in older], may_redo=again)
 
 
 def _progress(parts: Sequence[Part], again: bool) -> list[str]:
@@ -301,7 +280,7 @@ def _progress(parts: Sequence[Part], again: bool) -> list[str]:
         states.setdefault(part.side.name, []).extend(run_folder.read_state(run.folder) for run in part.planned)
     lines = [f"{side}: {dry.summary(its)}" for side, its in states.items()]
     missing = sum(not state.has_ended for its in states.values() for state in its)
-    if again and (old := [run for part in parts for run in part.runs if run_folder.stale(run) is not None]):
+    if again and (old := [run for part in parts for run in part.planned if run_folder.stale(run) is not None]):
         missing += sum(run_folder.read_state(run.folder).has_ended for run in old)
         lines.append(f"outdated: {len(old)} to replace")
     if missing:
