@@ -277,16 +277,21 @@ def figure(claims: list[Claim], rows: pd.DataFrame) -> style.DataFigure:
     """Draw estimates and intervals, ratios apart from differences; a tick is the threshold."""
     ratio = np.array([claim.is_ratio for claim in claims])
     kinds = [kind for kind in (True, False) if (ratio == kind).any()]
+    names = style.wrapped([f"{place}. {claim.claim}" for place, claim in enumerate(claims, start=1)], 2.4)
+    heights = [style.height_of([name for name, its in zip(names, ratio, strict=True) if its == kind]) for kind in kinds]
     with style.figure_style():
-        drawn, axes = style.panels(len(kinds), 1, 0.6 + 0.3 * len(rows), style.TWO_COLUMNS)
+        height = sum(heights) + 0.6
+        drawn, axes = style.panels(len(kinds), 1, height, style.TWO_COLUMNS, height_ratios=heights)
         for axis, kind in zip(axes, kinds, strict=True):
-            its, asked = rows[ratio == kind], [claim for claim in claims if claim.is_ratio == kind]
-            for place, (row, claim) in enumerate(zip(its.itertuples(), asked, strict=True)):
+            its: list[Any] = [
+                each for each in zip(rows.itertuples(), claims, names, strict=True) if each[1].is_ratio == kind
+            ]
+            for place, (row, claim, _) in enumerate(its):
                 look = colours.look(_PLACES[row.verdict])
                 style.dot(axis, row.claim, place, _estimate(row), look, row.verdict)
                 for line in {claim.threshold, -claim.threshold} if claim.direction == "equal" else {claim.threshold}:
                     axis.plot([line, line], [place - 0.3, place + 0.3], color="#777777", linewidth=0.8)
-            style.named_rows(axis, style.wrapped(its["claim"].tolist()))
+            style.named_rows(axis, [name for *_, name in its], top_down=True)
             axis.set_xlabel("ratio" if kind else "difference")
             if kind:
                 axis.set_xscale("log")
