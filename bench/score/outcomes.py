@@ -73,7 +73,7 @@ class Score:
     def text(self, name: str) -> str:
         """Return a number with its interval, and a star if it is decided."""
         if name not in self.numbers:
-            return "not run"
+            return "–" if changes_routes(self.loss) else "not run"
         number, base = self.numbers[name], RATIOS[name].over
         text = str(number).replace("reference", base) + (" *" if self.decided.get(name) else "")
         return "no threshold" if number is None else text
