@@ -234,7 +234,8 @@ def _run(part: Part, again: bool, ran: list[Part], total: int) -> int:
     """Make the planned runs, add them to ``ran`` and return the exit code; ``again`` moves outdated ones away first."""
     for line in run_folder.redo(part.planned) if again else ():
         print(visible(line), file=sys.stderr)
-    with progress.counted(sum(len(each.planned) for each in ran), total):
+    done = sum(len(each.planned) for each in ran)
+    with progress.counted(done, max(total, done + len(part.planned))):  # rates beyond the grid are not in the total
         code = runs.main(part.args)
     ran.append(part)
     return code
