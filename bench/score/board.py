@@ -36,7 +36,7 @@ TERMS = {
     "*": "The ratio differs from 1: t test on the logarithm, Holm-corrected over all losses of the column.",
     "> x": "The loss never falls below the threshold on its grid, so the ratio is at least x.",
     "> grid": "The interval has no upper end, because too many draws of the bootstrap never fall below the threshold.",
-    "reference > grid, free > grid": f"{REFERENCE}, or the loss itself with free routes, never falls below the "
+    f"{REFERENCE} > grid, free > grid": f"{REFERENCE}, or the loss itself with free routes, never falls below the "
     "threshold, so no ratio is known.",
     "–": "The loss never rises to the threshold, or the number does not apply.",
     "n": "Seeds; 7 tokens have five or ten.",

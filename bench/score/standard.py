@@ -30,7 +30,7 @@ MOST_TUNED = 3
 # A loss that learns from shuffled rewards does not learn from rewards: of GRPO's gain it may have this share.
 SHUFFLED = 0.25
 FOLDER = Path(__file__).parent / VERSION
-# In the first, ``COLUMNS`` and the block of a row: the loss that was recorded first on its machine.
+# In the first, ``COLUMNS`` and the block of a row: 7 tokens, or the loss that was recorded first beside its GRPO.
 OUTCOMES, MADE = "outcomes.csv", "made.json"
 # One row for each run: ``loss`` is its label; accuracies of the cold start and of the end, sampled and greedy; mean
 # share of experts that change with an update and median variance of the token ratio, where they were measured.

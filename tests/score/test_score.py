@@ -78,6 +78,8 @@ def test_no_share_of_a_gap_where_a_curve_never_falls() -> None:
     strong, grpo = outcomes.scores(table)
     assert (strong.closed.n, strong.text("cost")) == (0, "free > grid")
     assert grpo.decided["cost"]
+    (_, other) = outcomes.scores(made({"grpo": 9.0, "other": 0.0}))
+    assert (other.loss, other.text("rate")) == ("other", "grpo > grid")
 
 
 def test_drift_and_variance_are_those_measured_at_the_best_rate() -> None:
