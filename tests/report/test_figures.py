@@ -272,6 +272,20 @@ def test_each_model_has_a_row_and_arms_that_do_not_name_it() -> None:
     assert len(figure.legends) + sum(len(part.legends) for part in figure.subfigs) == 1  # lines look alike
 
 
+def test_a_line_looks_the_same_beside_variants_that_only_one_model_has() -> None:
+    variants = {"micro": ("", " routing=pinned", " seed_data=1"), "dense_micro": ("", " seed_data=1")}
+    pairs = [{"algorithm": "grpo", "model": model, "variant": v} for model, its in variants.items() for v in its]
+    steps = long_table({"reward": reward}, pairs)
+    steps["arm"] = steps["algorithm"] + " " + steps["model"] + steps["variant"]
+    steps["experts"] = steps["model"].map({"micro": 8, "dense_micro": 0})
+    moe, dense = (
+        {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes[0].lines}
+        for axes in curves.overview(steps).blocks
+    )
+    for name in ("grpo", "grpo seed_data=1"):
+        assert moe[name] == dense[name]
+
+
 def test_curves_from_ten_seeds_on_have_a_band() -> None:
     figure = curves.replay(long_table({"reward": reward, "token_ratio_variance": reward}, COMPARED, seeds=10))
     assert [len(axis.collections) for axis in figure.axes] == [len(axis.lines) for axis in figure.axes] == [2, 2]

@@ -82,7 +82,8 @@ def _beside(
     models = sorted(map(str, experts.index), key=lambda model: (experts[model] == 0, model))  # dense twins last
     named = {model: _without_word(steps[steps["model"] == model], model) for model in models}
     named = named if len(models) > 1 else {models[0]: steps}
-    lines = {model: colours.of_lines(ours) for model, ours in named.items()}
+    looks = colours.of_lines(pd.concat(named.values()))  # a line looks the same in every block
+    lines = {model: {arm: looks[arm] for arm in looks if (ours["arm"] == arm).any()} for model, ours in named.items()}
     rows = [(model, group) for model in models for group in colours.groups(lines[model])]
     bases = {model: compared(named[model], lines[model]) if differs else None for model in models}
     count, side = len(metrics) + any(bases.values()), 1 if paper.current().columns == 1 else style.beside(across)
