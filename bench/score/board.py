@@ -48,6 +48,15 @@ TERMS = {
     " A change is one of routing or optimizer.",
     "with state": "The loss remembers other batches, which could hide a schedule.",
 }
+# Changes of GRPO by the name that papers give them, for the picture.
+CHANGES = {
+    "routing=r2": "R2",
+    "optimizer.router_factor=1 routing=freeze": "frozen routers",
+    "optimizer.router_factor=0.01": "routers × 0.1",
+    "optimizer.expert_factor=2": "experts × 2",
+    "routing.bias_speed=0.001": "bias balancing",
+    "optimizer=muon": "Muon",
+}
 _ALONE = "7 tokens alone"
 _GROUPS = {"loss": "Losses", "recipe": "Recipes", "change": "Changes of routing or optimizer", _ALONE: f"At {_ALONE}"}
 
@@ -125,7 +134,9 @@ def draw(found: Sequence[Score], folder: Path) -> list[Path]:
 
 
 def _published() -> AbstractContextManager[None]:
-    return paper.used(paper.Paper(caption=True, names=paper.published()))
+    names = paper.published()
+    changes = {f"{REFERENCE} {change}": f"{names[REFERENCE]}, {name}" for change, name in CHANGES.items()}
+    return paper.used(paper.Paper(caption=True, names=names | changes))
 
 
 def page(
