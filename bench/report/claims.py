@@ -42,11 +42,15 @@ from steadymoe.bench.support.errors import UserError
 # Of draws without a number, a claim with more is open.
 _MOST_UNKNOWN = (1 - LEVEL) / 2
 _CAPTION = (
-    "Estimates over seeds with a nominal 95 % interval (Student's, by a bootstrap over seeds); grey: the threshold. A "
-    "claim is right if the estimate lies beyond the threshold on the claimed side (below it, for equal), wrong if on "
-    "the other, both decided after Holm's correction over all claims; else, and before all planned seeds have run, it "
-    "is open. > and <: a bound, because runs tolerate more than their grid holds. Decides: the smallest effect that "
-    "the planned seeds decide."
+    "Estimates over seeds with a nominal 95 % interval: Student's, its standard error from a bootstrap. A claim is "
+    "right if the estimate lies beyond the threshold on the claimed side (for equal, nearer to 0), wrong if on the "
+    "other, both decided after Holm's correction over all claims; else, and before all planned seeds have run, it is "
+    "open."
+)
+_OF_FIGURE = " Grey: the threshold. White inside: a bound, because runs tolerate more than their grid holds."
+_OF_TABLE = (
+    " > and <: a bound, because runs tolerate more than their grid holds. Decides: the smallest effect that the "
+    "planned seeds decide. Repeated: the estimate where a decided claim was tried again, as the file of claims says."
 )
 # What is measured, and how often, may differ between the sides of a claim.
 _MEASURING = ("collapse", "evaluation", "measure", "probe")
@@ -90,10 +94,13 @@ def read(path: Path) -> list[Claim]:
 
 
 def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
-    """Return a row for each claim: estimate, low, high, n, p (Holm's), verdict. Raises UserError for a missing side."""
+    """Return a row for each claim: estimate, low, high, n, p (Holm's), repeated, verdict.
+
+    Raises UserError for a missing side.
+    """
     known: dict[str, _Recorded] = {}
     rows = [_measured(claim, results, known) for claim in claims]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows).assign(repeated=np.nan)
     table["p"] = holm(table["p"].tolist())
     decided = [
         is_decided(p, n) and n >= claim.seeds for claim, p, n in zip(claims, table["p"], table["n"], strict=True)
@@ -102,6 +109,7 @@ def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
         if claim.again is not None and decided[place]:
             sides = [side | {"experiment": f"{side['experiment']}{claim.again}"} for side in claim.sides]
             repeated = _measured(replace(claim, sides=sides), results, known)
+            table.loc[place, "repeated"] = repeated["estimate"]
             decided[place] = bool(np.isfinite(repeated["estimate"])) and repeated["holds"] == rows[place]["holds"]
     table["verdict"] = np.where(decided, np.where(table["holds"], "right", "wrong"), "open")
     return table.drop(columns="holds")
@@ -260,12 +268,13 @@ def write(path: Path, results: Path, formats: Sequence[str], to: Path) -> list[P
         "decides": [claim.smallest for claim in claims],
         "n": [f"{n} of {claim.seeds}" for claim, n in zip(claims, rows["n"], strict=True)],
         "p": rows["p"].round(4),
+        "repeated": ["–" if np.isnan(number) else f"{number:.3g}" for number in rows["repeated"]],
     }
     table = pd.DataFrame(
         columns | {"verdict": rows["verdict"], "in practice, if right": [claim.practice for claim in claims]}
     )
     return writer.figure(to, path.stem, figure(claims, rows), "", formats) + writer.table(
-        to, f"{path.stem}-verdicts", table, _CAPTION
+        to, f"{path.stem}-verdicts", table, _CAPTION + _OF_TABLE
     )
 
 
@@ -288,13 +297,14 @@ def figure(claims: list[Claim], rows: pd.DataFrame) -> style.DataFigure:
             ]
             for place, (row, claim, _) in enumerate(its):
                 look = colours.look(_PLACES[row.verdict])
-                style.dot(axis, row.claim, place, _estimate(row), look, row.verdict)
+                style.dot(axis, row.claim, place, _estimate(row), look, row.verdict, is_open=bool(row.bound))
                 for line in {claim.threshold, -claim.threshold} if claim.direction == "equal" else {claim.threshold}:
                     axis.plot([line, line], [place - 0.3, place + 0.3], color="#777777", linewidth=0.8)
             style.named_rows(axis, [name for *_, name in its], top_down=True)
-            axis.set_xlabel("ratio" if kind else "difference")
+            axis.set_xlabel("ratio of what is tolerated" if kind else "difference, or share")
             if kind:
                 axis.set_xscale("log")
         for verdict, place in _PLACES.items():
-            axes[0].plot([], [], linestyle="none", color=colours.look(place).colour, label=verdict, marker="o")
-        return style.finish(drawn, axes[0], f"n = {style.span(rows['n'].tolist())}. {_CAPTION}")
+            look = colours.look(place)
+            axes[0].plot([], [], linestyle="none", color=look.colour, label=verdict, **look.mark)
+        return style.finish(drawn, axes[0], f"n = {style.span(rows['n'].tolist())}. {_CAPTION}{_OF_FIGURE}")

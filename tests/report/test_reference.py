@@ -34,7 +34,7 @@ def test_kept_tables_match_the_data(experiment: str, tmp_path: Path, monkeypatch
 
 def test_every_kept_table_has_its_data() -> None:
     kept = {path.stem.partition("-")[0] for path in (REFERENCE / "tables").iterdir()}
-    assert kept - set(KEPT) == {"claims", "families"}, "families were recorded before data were kept: results/README.md"
+    assert kept - set(KEPT) == {"claims", "families"}, "families were recorded before data were kept: results/log.md"
 
 
 def test_kept_verdicts_and_those_of_the_findings_follow_from_the_archives(tmp_path: Path) -> None:
