@@ -141,7 +141,7 @@ def effect(
             verdict = "above 0" if estimate.low > 0 else "below 0" if estimate.high < 0 else "not told from 0"
             found.append(f"{model} {estimate}, n = {estimate.n}, {verdict}")
     label, names = columns.label(metric), [paper.shown(name, name) for name in (*where.values(), above, "−", below)]
-    said = f" {label[0].upper()}{label[1:]}, {' '.join(names)}, by the paper {claimed}: {'; '.join(found)}."
+    said = f" {label[0].upper()}{label[1:]}, {' '.join(names)} (the paper: {claimed}): {'; '.join(found)}."
     return said if found else ""
 
 
