@@ -116,7 +116,7 @@ def test_captions_set_a_difference_beside_the_papers() -> None:
     ]
     steps = pd.DataFrame(rows).assign(routing="off", correction="off")
     said = curves.effect(steps, curves.ACCURACY, "end", curves.LEAD, "above 0")
-    assert "Held-out accuracy, gspo − grpo, by the paper above 0: down -0.1 [" in said
+    assert "Held-out accuracy, gspo − grpo (the paper: above 0): down -0.1 [" in said
     parts = {each.split()[0]: each.rpartition(", ")[2] for each in said.rpartition(": ")[2].rstrip(".").split("; ")}
     assert parts == {"up": "above 0", "down": "below 0", "wide": "not told from 0"}
     assert curves.effect(steps[steps["algorithm"] == "grpo"], curves.ACCURACY, "end", curves.LEAD, "above 0") == ""
@@ -128,7 +128,7 @@ def test_captions_set_a_difference_beside_the_papers() -> None:
         algorithm="grpo",
     )
     assert (
-        "grpo r2 − off, by the paper 0: down 0.2, n = 3, not told from 0" in replay
+        "grpo r2 − off (the paper: 0): down 0.2, n = 3, not told from 0" in replay
     )  # equal differences have no interval
 
 
