@@ -6,9 +6,9 @@ import pytest
 from small_figures import results_of
 
 from steadymoe.bench.report import tolerances
-from steadymoe.bench.report.figures import find
+from steadymoe.bench.report.figures import find, tolerance
 from steadymoe.bench.report.tables import for_terminal
-from steadymoe.bench.statistics.tolerance import SHARE, of_arm
+from steadymoe.bench.statistics.tolerance import SHARE, Tolerance, of_arm
 
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 OCTAVES = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
@@ -248,3 +248,9 @@ def test_numbers_of_the_figure_name_their_setting() -> None:
     both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
     numbers = spec.figure(results_of(both)).numbers
     assert not numbers.duplicated(["panel", "series", "x"]).any()
+
+
+def test_interval_without_an_upper_end_is_drawn_to_its_mark() -> None:
+    known = {"a": Tolerance(1.0, 2.0, 1.5, np.inf, 0.01, 5), "b": Tolerance(1.0, 1.0, 1.0, 1.0, 1.0, 5)}
+    axis = tolerance.routing_costs(known, {}, {}, {}).axes[0]
+    assert [2.0 in line.get_xdata() and 1.5 in line.get_xdata() for line in axis.lines].count(True) == 1

@@ -219,11 +219,12 @@ def dot(
     is_open: bool = False,
     **more: Any,
 ) -> None:
-    """Draw an estimate at the height ``row``: a mark, and its interval as a horizontal line.
+    """Draw an estimate at the height ``row``: a mark and its interval, a line that stops at the mark if endless.
 
     ``is_open`` leaves the mark white inside. ``more`` are further numbers that belong to the row of the figure's table.
     """
-    axis.plot([estimate.low, estimate.high], [row] * 2, color=look.colour, linewidth=1.1, zorder=1)
+    high = estimate.high if np.isfinite(estimate.high) else estimate.mean
+    axis.plot([estimate.low, high], [row] * 2, color=look.colour, linewidth=1.1, zorder=1)
     mark: Any = replace(look, fill="none" if is_open else "full").mark  # here the fill is no part of an arm's look
     axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
     note(axis, name, pd.DataFrame([vars(estimate) | more]), panel)

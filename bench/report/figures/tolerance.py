@@ -76,17 +76,18 @@ def routing_costs(
         text = (
             f"Learning rates that a loss tolerates, in multiples of {reference}'s with free routes, or on the dense "
             f"twin, with a nominal 95 % interval over paired seeds, n = {seeds}. Between the two marks lies what "
-            f"moving routes cost. A triangle: at least that. Gap closed: the share of {reference}'s routing cost that "
-            "a loss does not pay; nothing where it gains as much with pinned routes."
+            "moving routes cost. A triangle: at least that. A line that stops at its mark has no upper end. Gap "
+            f"closed: the share of {reference}'s routing cost that a loss does not pay; nothing where it gains as much with "
+            "pinned routes."
         )
         return style.finish(figure, axes[0], text)
 
 
 def _mark(axis: Axes, name: str, row: float, number: Tolerance, look: colours.Look, what: str) -> None:
     """Draw one ratio: a triangle without an interval where it is a bound."""
-    is_bound, ends = np.isinf(number.crossing), (number.low, number.high)
-    low, high = ends if np.isfinite(number.high) and not is_bound else (np.nan, np.nan)
-    estimate = Estimate(number.ratio, low, high, number.n)
+    is_bound = np.isinf(number.crossing)
+    ends = (np.nan, np.nan) if is_bound else (number.low, number.high)
+    estimate = Estimate(number.ratio, *ends, number.n)
     style.dot(axis, name, row, estimate, replace(look, marker=">") if is_bound else look, what, what == "pinned")
 
 
