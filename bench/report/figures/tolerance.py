@@ -77,8 +77,8 @@ def routing_costs(
             f"Learning rates that a loss tolerates, in multiples of {reference}'s with free routes, or on the dense "
             f"twin, with a nominal 95 % interval over paired seeds, n = {seeds}. Between the two marks lies what "
             "moving routes cost. A triangle: at least that. A line that stops at its mark has no upper end. Gap "
-            f"closed: the share of {reference}'s routing cost that a loss does not pay; nothing where it gains as much with "
-            "pinned routes."
+            f"closed: the share of {reference}'s routing cost that a loss does not pay; nothing where it gains as much "
+            "with pinned routes."
         )
         return style.finish(figure, axes[0], text)
 
