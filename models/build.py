@@ -157,10 +157,9 @@ def build(
     device: str | None = None,
     experts: str = EXPERTS[0],
 ) -> PreTrainedModel:
-    """Return a freshly initialised fp32 model on ``device`` (None: torch's default device); equal seeds give equal
-    weights.
+    """Return a freshly initialised fp32 model on ``device`` (None: torch's default device).
 
-    ``experts`` is one of ``EXPERTS``. Raises ImportError for ``megablocks`` if it is not installed.
+    Equal seeds give equal weights. ``experts`` is one of ``EXPERTS``; ImportError if ``megablocks`` is not installed.
     """
     cls = config_class(config["_target_"])
     numbers = _numbers(config) | {"vocab_size": len(tokenizer)}
@@ -182,8 +181,7 @@ def build(
 
 
 def size(model: PreTrainedModel) -> dict[str, int]:
-    """Return counts of a model: parameters, active_parameters (used by one token), moe_layers, experts (per layer),
-    top_k.
+    """Return counts: parameters, active_parameters (used by one token), moe_layers, experts (per layer), top_k.
 
     Every token uses routers, shared experts and embeddings. The last three counts are 0 for a dense model.
     """

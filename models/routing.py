@@ -73,9 +73,7 @@ class RouteRecorder:
     ) -> None:
         """Force these routes from now on, with these gate weights if given (else the router's own).
 
-        ``NO_ROUTE`` leaves choice and gates to the router; None leaves every choice to it. ``score_share``: see
-        ``Choice``.
-
+        ``NO_ROUTE`` leaves choice and gates to the router; None leaves every choice to it. ``score_share``: ``Choice``.
         Raises ValueError for another number of layers, or for an expert that the model does not have.
         """
         self._gates_LNK, self._score_share = gates_LNK, score_share

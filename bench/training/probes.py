@@ -163,7 +163,6 @@ def replay_columns(
 
 
 def _routes(now: Forward) -> Tensor:
-    """Return the routes of a forward whose model has routers."""
     assert now.routes_LBFK is not None
     return now.routes_LBFK
 
