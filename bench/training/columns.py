@@ -16,8 +16,7 @@ from steadymoe.bench.statistics.collapse import FINITE
 _FP32_BIN = 0.05000000074505806
 # Edges of the histogram of log π_θ/π_old: 40 bins of 0.05, and one open bin on either side.
 LOG_RATIO_EDGES = tuple(-1 + _FP32_BIN * i if i < 20 else 1 - _FP32_BIN * (40 - i) for i in range(41))
-# Decimal logarithms of the edges of the histogram of a response's log-ratio variance: four bins a decade, and one open
-# bin on either side.
+# The same, as decimal logarithms, of a response's log-ratio variance: four bins a decade.
 LOG10_VARIANCE_EDGES = tuple(-8 + i / 4 for i in range(33))
 VARIANCE_EDGES = tuple(10.0**exponent for exponent in LOG10_VARIANCE_EDGES)
 _LOG_RATIO_BINS = f"below −1, {len(LOG_RATIO_EDGES) - 1} bins of 0.05, above 1"
