@@ -37,8 +37,11 @@ class FSPO(RatioLoss):
 
     def surrogate(self, batch: Batch) -> Surrogate:
         """Return the term of a response, spread over its tokens; all tokens of a clipped response are marked."""
+        return self._terms(batch)
+
+    def _terms(self, batch: Batch, dual_clip: float | None = None) -> Surrogate:
         root_B1 = batch.mask_BT.sum(-1, keepdim=True).to(batch.logprobs_BT.dtype).sqrt()
         low_B1, high_B1 = 1 - (-self.log_clip_low * root_B1).exp(), (self.log_clip_high * root_B1).exp() - 1
         advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]
-        made = ops.clipped_surrogate(self.ratio_of(batch), advantages_B1, low_B1, high_B1)
+        made = ops.clipped_surrogate(self.ratio_of(batch), advantages_B1, low_B1, high_B1, dual_clip)
         return Surrogate(ops.spread(made.values_BT, batch.mask_BT), made.clipped_low_BT, made.clipped_high_BT)

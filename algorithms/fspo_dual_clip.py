@@ -13,9 +13,6 @@ Provenance: reconstruction (from the abstracts and a re-implementation, which ha
 
 from dataclasses import dataclass
 
-import torch
-
-from steadymoe.algorithms import ops
 from steadymoe.algorithms.batch import Batch, Surrogate
 from steadymoe.algorithms.fspo import FSPO
 
@@ -33,10 +30,4 @@ class FSPODualClip(FSPO):
 
     def surrogate(self, batch: Batch) -> Surrogate:
         """Return FSPO's terms; a bad response beyond the bound has no gradient and is marked as clipped above."""
-        made = super().surrogate(batch)
-        assert made.clipped_high_BT is not None
-        advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]
-        cut_BT = (advantages_B1 < 0) & (self.ratio_of(batch) > self.dual_clip)
-        bound_B1 = self.dual_clip * advantages_B1 / batch.mask_BT.sum(-1, keepdim=True).clamp(min=1)
-        values_BT = torch.where(cut_BT, bound_B1, made.values_BT)
-        return Surrogate(values_BT, made.clipped_low_BT, made.clipped_high_BT | cut_BT)
+        return self._terms(batch, self.dual_clip)

@@ -45,10 +45,10 @@ def provenance(name: str) -> str:
     The docstring of an algorithm's module says it (``Provenance: paper.``); a preset is always a peer's code.
     Raises ValueError for an unknown name and for a docstring without such a line.
     """
-    numbers = _loss_of(name)
+    target = conf.read("algorithm", name)["loss"]["_target_"]
     if "@" in name:
         return "peer's code"
-    module = importlib.import_module(numbers["_target_"].rpartition(".")[0])
+    module = importlib.import_module(target.rpartition(".")[0])
     found = re.search(rf"^Provenance: ({'|'.join(PROVENANCES)})\b", module.__doc__ or "", re.MULTILINE)
     if found is None:
         raise ValueError(f"{module.__name__} must say in its docstring: Provenance: {', '.join(PROVENANCES)}")
@@ -62,7 +62,7 @@ def load(name: str, **overrides: Any) -> PolicyLoss:
     host={"log_clip_low": 0.2})``. Raises ValueError for an unknown name, and the errors of ``build`` for an unknown or
     impossible number.
     """
-    numbers = _loss_of(name)
+    numbers: dict[str, Any] = conf.read("algorithm", name)["loss"]
     sys.path += [folder for folder in map(str, conf.named_folders()) if folder not in sys.path]
     for key, value in overrides.items():
         merges = isinstance(value, Mapping) and isinstance(numbers.get(key), Mapping)
@@ -70,16 +70,8 @@ def load(name: str, **overrides: Any) -> PolicyLoss:
     return build(numbers)
 
 
-def _loss_of(name: str) -> dict[str, Any]:
-    """Return the ``loss`` section of a YAML. Raises ValueError for an unknown name."""
-    numbers: dict[str, Any] = conf.read("algorithm", name)["loss"]
-    return numbers
-
-
 def build(config: Mapping[str, Any]) -> Any:
-    """Return an object of the dataclass that ``_target_`` names; the other keys are its fields.
-
-    Mappings are built first.
+    """Return an object of the dataclass that ``_target_`` names; the other keys are its fields, mappings built first.
 
     Raises TypeError for a key that is no field of the class, with the field that was probably meant, and for a value
     of the wrong type. Raises ValueError for a class that cannot be found and for a number that the class refuses.

@@ -26,8 +26,7 @@ from steadymoe.models.selection import experts_of
 _FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 # The fields in which families have their top-k; a new family may add a name.
 _TOP_K = ("num_experts_per_tok", "moe_topk", "experts_per_token")
-# The suite's own fields beside the family's fields: the arithmetic of the routers (``precision`` is for the rest), and
-# the factor on the routers' weights at initialisation.
+# The suite's own fields: the routers' arithmetic (``precision`` is for the rest), a factor on their initial weights.
 _ROUTER_DTYPE, _ROUTER_SCALE = "router_dtype", "router_scale"
 
 # Field of a transformers config without effect in a run → what has the effect instead.
@@ -47,8 +46,7 @@ _WITHOUT_EFFECT = {
 # A larger number of layers, experts or units is a typing error, and transformers makes lists of that length.
 _LARGEST = 100_000
 
-# Implementations of experts, by their names in transformers' registry; the default first. The same list stands in
-# bench/schema.py, which does not import transformers.
+# By their names in transformers' registry; the default first. Also in bench/schema.py, which imports no transformers.
 EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
 
@@ -157,10 +155,9 @@ def build(
     device: str | None = None,
     experts: str = EXPERTS[0],
 ) -> PreTrainedModel:
-    """Return a freshly initialised fp32 model on ``device`` (None: torch's default device); equal seeds give equal
-    weights.
+    """Return a freshly initialised fp32 model on ``device`` (None: torch's default device).
 
-    ``experts`` is one of ``EXPERTS``. Raises ImportError for ``megablocks`` if it is not installed.
+    Equal seeds give equal weights. ``experts`` is one of ``EXPERTS``; ImportError if ``megablocks`` is not installed.
     """
     cls = config_class(config["_target_"])
     numbers = _numbers(config) | {"vocab_size": len(tokenizer)}
@@ -182,8 +179,7 @@ def build(
 
 
 def size(model: PreTrainedModel) -> dict[str, int]:
-    """Return counts of a model: parameters, active_parameters (used by one token), moe_layers, experts (per layer),
-    top_k.
+    """Return counts: parameters, active_parameters (used by one token), moe_layers, experts (per layer), top_k.
 
     Every token uses routers, shared experts and embeddings. The last three counts are 0 for a dense model.
     """

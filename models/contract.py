@@ -99,8 +99,6 @@ def _reason_against(router: nn.Module, output: Any, selections: list[torch.Size]
 
 
 class _Selections(TorchFunctionMode):
-    """Records the shape of the input of every call of ``torch.topk``."""
-
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[torch.Size] = []

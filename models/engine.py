@@ -64,10 +64,7 @@ class Engine:
         return None
 
     def change_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the copy's value of a weight, from the trainer's value; same shape.
-
-        ``generator`` is the source of a rollout's noise, on the weights' device.
-        """
+        """Return the copy's value of the trainer's ``weight``, same shape; ``generator`` draws a rollout's noise."""
         return weight
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
@@ -136,7 +133,6 @@ def _is_matrix(name: str, weight: Tensor) -> bool:
 
 
 def _rounded(values: Tensor, share: float, dtype: str, whole: bool = False) -> Tensor:
-    """``values`` moved by a share of the way to their ``_quantised`` values."""
     return values + share * (_quantised(values, dtype, whole) - values)
 
 
@@ -326,10 +322,7 @@ class Sampler:
 
     @torch.no_grad()
     def model(self, generator: torch.Generator) -> PreTrainedModel:
-        """Return the model that samples the rollout of one step.
-
-        Call it once a step; ``generator`` is its source of noise.
-        """
+        """Return the model that samples one step's rollout; call it once a step. ``generator`` draws its noise."""
         self._generator = generator
         if self._copy is None:
             return self._trained
@@ -353,6 +346,5 @@ class Sampler:
 
 
 def _change_logits(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> None:
-    """Apply ``change`` to the logits (N, E) of every router, from now on."""
     for router in routers(model):
         router.forward = partial(with_logits, router, router.forward, change)

@@ -83,10 +83,7 @@ def _dtype(weight: Tensor) -> torch.dtype:
 
 @functools.cache
 def _ops() -> Any:
-    """Return the module ``megablocks.ops``, with ``megablocks_ops`` supplied if needed.
-
-    Raises ImportError without it.
-    """
+    """Return the module ``megablocks.ops``, with ``megablocks_ops`` supplied if needed. Raises ImportError."""
     if _interpreted() or importlib.util.find_spec("megablocks_ops") is None:
         sys.modules["megablocks_ops"] = _Supplied("megablocks_ops")
     with warnings.catch_warnings():

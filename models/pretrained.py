@@ -71,7 +71,6 @@ def _moe_layers(path: str, content: str) -> int:
 
 
 def _shards(folder: Path) -> set[str]:
-    """Return the names of the files that hold the weights."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return {"model.safetensors"}

@@ -73,9 +73,7 @@ class RouteRecorder:
     ) -> None:
         """Force these routes from now on, with these gate weights if given (else the router's own).
 
-        ``NO_ROUTE`` leaves choice and gates to the router; None leaves every choice to it. ``score_share``: see
-        ``Choice``.
-
+        ``NO_ROUTE`` leaves choice and gates to the router; None leaves every choice to it. ``score_share``: ``Choice``.
         Raises ValueError for another number of layers, or for an expert that the model does not have.
         """
         self._gates_LNK, self._score_share = gates_LNK, score_share
@@ -167,8 +165,7 @@ def _stacked(indices: Iterable[Tensor]) -> Tensor:
 def log_softmax(logits_XE: Tensor) -> Tensor:
     """Return the log-softmax of the routers over all experts (the last dimension), in fp32; same shape.
 
-    It is computed over the first dimension, because that is faster: torch's kernel for so short a last dimension takes
-    0.30 ms on one core, this way takes 0.06 ms (2560 × 8).
+    Computed over the first dimension it takes 0.06 ms on one core, and over so short a last one 0.30 ms (2560 × 8).
     """
     return logits_XE.float().movedim(-1, 0).contiguous().log_softmax(0).movedim(0, -1).contiguous()
 

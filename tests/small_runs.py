@@ -157,6 +157,18 @@ def updated(made: Trainer, updates: int = 2) -> list[Measured]:
     return [made.learner.update(sampled_, old, advantages_BT, rows_M) for rows_M in minibatches[:updates]]
 
 
+def gradients(made: Trainer) -> list[dict[str, Tensor]]:
+    """What the optimizer is handed from now on, by weight, for each update."""
+    seen: list[dict[str, Tensor]] = []
+
+    def keep(*_: Any) -> None:
+        named = made.model.named_parameters()
+        seen.append({name: weight.grad.clone() for name, weight in named if weight.grad is not None})
+
+    made.learner.optimizer.register_step_pre_hook(keep)
+    return seen
+
+
 PROMPTS = ["3+3+1+1*0=", "5*3-3-5=", "5+1-4*4=", "3-0-1=", "3-4*2=", "5*2*4*5-3="]
 
 

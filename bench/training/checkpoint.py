@@ -72,7 +72,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -111,7 +110,6 @@ def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapp
 
 
 def _section(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose keys begin with ``kind``, by the rest of their keys."""
     return {key.removeprefix(f"{kind}/"): value for key, value in tensors.items() if key.startswith(f"{kind}/")}
 
 
@@ -139,7 +137,6 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
 
 
 def _named(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the parameters by their names, in the order of the optimizer's state."""
     return {
         name: weight
         for group in optimizer.param_groups

@@ -176,7 +176,6 @@ def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) ->
 def _update(
     model: PreTrainedModel, optimizer: Optimizer, task: Task, generator: np.random.Generator, config: RunConfig
 ) -> None:
-    """One supervised update on a batch of prompts that ``generator`` draws."""
     prompts = sample(task, config.cold_start.batch_size, generator)
     answers = task.demonstrations(prompts, config.cold_start.noise, generator)
     sequences = demonstrate(prompts, answers, task.tokenizer, model.device)

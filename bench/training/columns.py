@@ -16,8 +16,7 @@ from steadymoe.bench.statistics.collapse import FINITE
 _FP32_BIN = 0.05000000074505806
 # Edges of the histogram of log π_θ/π_old: 40 bins of 0.05, and one open bin on either side.
 LOG_RATIO_EDGES = tuple(-1 + _FP32_BIN * i if i < 20 else 1 - _FP32_BIN * (40 - i) for i in range(41))
-# Decimal logarithms of the edges of the histogram of a response's log-ratio variance: four bins a decade, and one open
-# bin on either side.
+# The same, as decimal logarithms, of a response's log-ratio variance: four bins a decade.
 LOG10_VARIANCE_EDGES = tuple(-8 + i / 4 for i in range(33))
 VARIANCE_EDGES = tuple(10.0**exponent for exponent in LOG10_VARIANCE_EDGES)
 _LOG_RATIO_BINS = f"below −1, {len(LOG_RATIO_EDGES) - 1} bins of 0.05, above 1"
@@ -104,8 +103,7 @@ UPDATE = (
     Column("route_prediction_kl",
            "PR²: KL of the routers now from their prediction, mean over layers and response tokens", unit="nats"),
     Column("router_margin", "smallest chosen logit minus the largest one not chosen, mean over layers and tokens"),
-    Column("router_confidence", "probability of the chosen experts together, mean over layers and tokens",
-           share=True),
+    Column("router_confidence", "probability of the chosen experts together, mean over layers and tokens", share=True),
     Column("log_ratio_moment_free",
            "mean (log π_θ/π_old)² of a sample's tokens after the update, routers free in both", kept=True),
     Column("log_ratio_moment_pinned",
@@ -125,8 +123,7 @@ UPDATE = (
            share=True, kept=True),
     Column("relative_step_routers", "‖ΔW‖/‖W‖ of all routers together in one update", kept=True),
     Column("relative_step_others", "‖ΔW‖/‖W‖ of all other weights together in one update", kept=True),
-    Column("expert_change_per_update",
-           "expert-change rate from before to after one gradient update, on a fixed sample",
+    Column("expert_change_per_update", "expert-change rate from before to after one gradient update, on a fixed sample",
            short="expert change per update", share=True, kept=True),
 )
 STEP = (
@@ -144,8 +141,7 @@ STEP = (
     Column("eval_accuracy_permuted",
            "eval_accuracy if every token runs the experts of another token; null unless evaluation.permuted_routes",
            share=True, kept=True),
-    Column("shaped_reward",
-           "mean reward behind the advantages: after length penalty and KL, over kept groups"),
+    Column("shaped_reward", "mean reward behind the advantages: after length penalty and KL, over kept groups"),
     Column("reference_kl", "k3 estimate of KL(π_old‖cold start) per response token; null without a KL term",
            unit="nats"),
     Column("groups_without_signal",
@@ -158,8 +154,7 @@ STEP = (
            label="KL of sampler from trainer (k3)", short="KL(μ‖π_old)", unit="nats", kept=True),
     Column("rollout_chi2_token", "χ² of ρ = π_old/μ over response tokens, mean ρ² − 1"),
     Column("rollout_chi2_sequence", "χ² of the product of ρ over a response"),
-    Column("rollout_ess", "effective sample size per token of ρ as a weight, before any correction",
-           share=True),
+    Column("rollout_ess", "effective sample size per token of ρ as a weight, before any correction", share=True),
     Column("rollout_ratio_mean",
            "mean of ρ over response tokens: the kept probability if the sampler truncates and its mask is not replayed",
            label="mean ratio of trainer over sampler", kept=True),
@@ -180,16 +175,13 @@ STEP = (
            "KL of a router's distribution in sampling from its distribution in training, over layers and tokens",
            unit="nats"),
     Column("rollout_router_shift_mean",
-           "RSPO's γ between sampling and training, over the sampler's experts; mean over tokens",
-           share=True),
-    Column("rollout_router_shift_min", "minimum γ over tokens between sampling and training",
-           share=True),
+           "RSPO's γ between sampling and training, over the sampler's experts; mean over tokens", share=True),
+    Column("rollout_router_shift_min", "minimum γ over tokens between sampling and training", share=True),
     Column("rollout_router_shift_p10", "the tenth percentile of γ over tokens between sampling and training",
            share=True),
     Column("rollout_router_shift_floored", "share of tokens with γ below 0.8 between sampling and training",
            share=True),
-    Column("replay_kl",
-           "R3: k3 estimate of KL(μ‖π_old) on the probe's responses, with the sampler's routes replayed",
+    Column("replay_kl", "R3: k3 estimate of KL(μ‖π_old) on the probe's responses, with the sampler's routes replayed",
            unit="nats", kept=True),
     Column("replay_kl_free",
            "the same with the routers' own choice; well below replay_kl only if routes are misaligned",
@@ -202,8 +194,7 @@ STEP = (
     Column("router_margin_over_spread",
            "(s_K − s_{K+1})/(s_1 − s_min(16, E)) of a router's sorted logits, mean over layers and tokens",
            share=True, kept=True),
-    Column("load_entropy", "entropy of the experts' load over log E, mean over layers; 1 is even",
-           share=True),
+    Column("load_entropy", "entropy of the experts' load over log E, mean over layers; 1 is even", share=True),
     Column("load_max_violation", "largest load times E, minus 1, worst layer; 0 is even"),
     Column("dead_experts", "share of experts that no response token of the rollout chose, mean over layers",
            share=True),

@@ -29,7 +29,6 @@ class _Cached:
         self._cache = DynamicCache(config=model.config)
 
     def begin(self, mask_PW: Tensor) -> None:
-        """Expect prompts."""
         self._kept = Kept(mask_PW)
 
     def repeat(self, responses: int, rows_B: Tensor) -> None:
@@ -75,7 +74,6 @@ class Decoder:
     """Which rows have not drawn their last token."""
 
     def __init__(self, model: PreTrainedModel, recorder: RouteRecorder, temperature: float, shares: bool) -> None:
-        """``shares``: keep keys and values of a prompt once for all its rows."""
         self._recorder, self._temperature, self._shares = recorder, temperature, shares
         self._cached = [_Cached(model, shares)]
         self._pins: RouteRecorder | None = None
@@ -98,10 +96,7 @@ class Decoder:
         self._cached.append(_Cached(model, self._shares))
 
     def feed_prompts(self, prompts_PW: Tensor, mask_PW: Tensor, responses: int) -> Tensor:
-        """Return log-probabilities of the first token of each row, (B, V).
-
-        A prompt is fed once for its ``responses`` rows.
-        """
+        """Return log-probabilities of the first token of each row, (B, V); a prompt is fed once for its rows."""
         position_PW = positions(mask_PW)
         for each in self._cached:
             each.begin(mask_PW)
@@ -176,8 +171,7 @@ class Decoder:
     def _next_logprobs(self, tokens: Tensor, real: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
         """Return log-probabilities of the next token after ``tokens``, (rows, V).
 
-        Keeps the routes of those tokens that are ``real``, and the routers' logits at the last token, which leads to
-        the next one.
+        Keeps the routes of ``real`` tokens, and the routers' logits at the last token, which leads to the next one.
         """
         if self._bank_LNK is not None:
             tokens_in_bank = self._bank_LNK.shape[1]

@@ -114,12 +114,10 @@ PLAIN = Extras()
 
 
 def _of_responses(values_LNX: Sequence[Tensor], layout: Layout) -> Tensor:
-    """Return each layer's values of one forward at the response tokens, without gradient."""
     return torch.stack([layout.of_responses(values_NX.detach()) for values_NX in values_LNX])
 
 
 def _joined(parts_LBTX: list[Tensor]) -> Tensor:
-    """Concatenate the values of forwards along their rows."""
     return parts_LBTX[0] if len(parts_LBTX) == 1 else torch.cat(parts_LBTX, 1)
 
 
@@ -214,9 +212,7 @@ def router_losses(
 ) -> Tensor | float:
     """Return the sum of the load-balancing loss and the router z-loss over all fed tokens, each times its coefficient.
 
-    ``per_layer`` balances every layer by itself.
-
-    0 for a dense model, and where both coefficients are 0.
+    ``per_layer`` balances every layer by itself. 0 for a dense model, and where both coefficients are 0.
     """
     loss: Tensor | float = 0.0
     if now.executed_LBFK is None:

@@ -202,7 +202,6 @@ class Learner:
         now: Forward,
         forced_LMFK: Tensor | None,
     ) -> Measured:
-        """``columns`` and, unless ``measure=little``, ratios, clips and routing of one update."""
         entropy = token_metrics.mean(batch.get("entropy_BT"), batch.mask_BT)
         measured = Measured(columns | {ENTROPY: entropy}, {}, {})
         if not self._measures:

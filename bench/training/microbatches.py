@@ -52,8 +52,7 @@ class Forwards:
     def check_routers(self, sequences: Sequences) -> None:
         """Raise RuntimeError unless routers return the experts that they select, in the order of selection.
 
-        Without replay the recorder stores the experts that a router returns, under replay the experts that it selects.
-        The two must be the same.
+        Without replay the recorder stores what a router returns, under replay what it selects.
         """
         if not self.records_routes or not routers(self.model):
             return
@@ -83,8 +82,7 @@ class Forwards:
     ) -> Forward:
         """Return the training forward of a micro-batch, with the extra outputs that the objective reads.
 
-        ``forced_LBFK`` forces routes, with the sampler's gates if the rollout has them; ``heads_LHE`` predicts routes
-        (PR²).
+        Forced routes have the sampler's gates if the rollout has them; ``heads_LHE`` predicts routes (PR²).
         """
         rows = part.rows_M
         extras = Extras(

@@ -31,8 +31,7 @@ class OldPolicy:
 
 
 def as_sampled(rollout: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy:
-    """Return the old policy as the sampler saw it, without a forward: the sampler has the trainer's weights and
-    arithmetic.
+    """Return the old policy as a sampler with the trainer's weights and arithmetic saw it, without a forward.
 
     The ratio before the first update is then 1 up to rounding, not exactly 1.
     """

@@ -93,9 +93,7 @@ def separate(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, trim: bool
 
 
 def shared(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Tensor, trim: bool = False) -> Layout:
-    """Lay out a row for each prompt.
-
-    Sequences with the same number in ``groups_B`` share a row and must have equal prompts.
+    """Lay out a row for each prompt: sequences with the same number in ``groups_B``, whose prompts must be equal.
 
     ``trim`` is as in ``separate``. Prompts are padded on the left. All rows have as many places as the prompt with most
     responses needs; the places that another prompt leaves empty are masked.

@@ -163,7 +163,6 @@ def replay_columns(
 
 
 def _routes(now: Forward) -> Tensor:
-    """Return the routes of a forward whose model has routers."""
     assert now.routes_LBFK is not None
     return now.routes_LBFK
 
@@ -175,10 +174,9 @@ def _whole_weights(model: PreTrainedModel) -> list[Tensor]:
 
 
 def tail(log_ratio_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
-    """Return the share of Σ log_ratio² that lies in the 0.1 % of the tokens that moved most, as columns.
+    """Return the share of Σ log_ratio² that lies in the 0.1 % of the tokens that moved most, at least one, as columns.
 
-    At least one token counts. ``log_ratio_moment_top_changed`` is the part in tokens whose route changed
-    (``changed_N``, bool). Both are absent if no log-ratio moved.
+    ``changed_N`` (bool) marks tokens whose route changed. Both columns are absent if no log-ratio moved.
     """
     square_N = log_ratio_N.square()
     whole = square_N.sum()
@@ -194,11 +192,9 @@ def tail(log_ratio_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
 def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
     """Return the part of routing in the log-ratios of tokens since the old policy, as columns.
 
-    ``free_N`` are log-ratios with the routers' own choice. ``pinned_N`` are log-ratios with the old routes forced, on
-    the prompt too. ``changed_N`` marks tokens whose route differs in any layer. ``routing_share`` is
-    1 − E[pinned²]/E[free²]: negative if pinning makes the moment larger, absent if no log-ratio moved. The second
-    moment of the difference and its covariance with the pinned part explain the share:
-    E[free²] = E[pinned²] + 2 E[pinned·difference] + E[difference²].
+    ``free_N`` are log-ratios with the routers' own choice, ``pinned_N`` with the old routes forced, on the prompt too.
+    ``changed_N`` marks tokens whose route differs in any layer. ``routing_share`` is negative if pinning makes the
+    moment larger, absent if no log-ratio moved: E[free²] = E[pinned²] + 2 E[pinned·difference] + E[difference²].
     """
     difference_N = free_N - pinned_N
     columns = {

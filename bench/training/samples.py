@@ -1,8 +1,7 @@
 """Samples: a few prompts of every run with responses and their rewards, for what numbers do not show of a policy.
 
-They stand in ``samples.jsonl`` in the run's folder, a line for each response, from the first, the middle and the last
-rollout. A file that is read back may come from anybody: its size is bounded again, and a line that is no sample is left
-out.
+They stand in ``samples.jsonl`` in the run's folder, a line for each response. A file that is read back may come from
+anybody: its size is bounded again, and a line that is no sample is left out.
 """
 
 import json

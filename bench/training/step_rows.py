@@ -48,7 +48,6 @@ class Measured:
     """Counts by column."""
 
     def __or__(self, other: "Measured") -> "Measured":
-        """Return the columns of both."""
         return Measured(self.overall | other.overall, self.layers | other.layers, self.histograms | other.histograms)
 
     @property
@@ -74,10 +73,10 @@ def rollout_columns(
     since_start: routing_drift.Change | None,
     experts: int,
 ) -> Measured:
-    """Return the measurements of a rollout before training.
+    """Return a rollout's measurements: sampler against trainer, the experts' load, drift since the cold start.
 
-    They are: sampler against trainer, the experts' load, and drift since the cold start. Sampler and trainer are
-    compared on the rows whose forward the trainer computed, ``compared``. ``experts`` is E, 0 for a dense model.
+    Sampler and trainer are compared on the rows whose forward the trainer computed, ``compared``. ``experts`` is E, 0
+    for a dense model.
     """
     mask_BT, overall = rollout.sequences.response_mask_BT, mismatch_columns(compared)
     if rollout.routes_LBFK is None:
@@ -124,11 +123,10 @@ def routing_columns(
     forced_LMFK: Tensor | None,
     filters: bool = False,
 ) -> Measured:
-    """Return how the routers' own choice changed from the old policy to one update.
+    """Return how the routers' own choice changed from the old policy to one update, on the rows of a mini-batch.
 
-    Both are of the rows of a mini-batch, ``now`` from the update's forward. ``forced_LMFK`` are the routes that it
-    replays, None without replay: experts then run that the routers did not choose. With ``filters`` they may run others
-    (``selection.filtered``).
+    ``now`` is the update's forward, ``forced_LMFK`` are the routes that it replays, None without replay. With
+    ``filters`` the routers may run others (``selection.filtered``).
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None

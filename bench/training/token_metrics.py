@@ -46,14 +46,10 @@ _REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The ratio and clip columns of one gradient update, as scalars, and its histograms, as counts.
+    """The ratio and clip columns of one gradient update, as scalars, and its histograms, as counts (``columns``).
 
-    ``token_ratio_variance`` is the variance of r = π_θ/π_old over response tokens; ``sequence_ratio_variance`` is the
-    variance of s, the geometric mean of r over a response, over responses with tokens. Every loss has both. ``ess`` is
-    the effective sample size per token, (Σr)² / (N Σr²), in (0, 1]. ``clip_fraction`` is the share of tokens that
-    lose their gradient or are capped; a loss without a clip has no such column. The histograms count token log-ratios,
-    and Var_i = (1/T) Σ_t (log r_t − log s_i)², the variance of the log-ratios within a response (SAPO, 2511.20347,
-    figures 2 and 3). Raises ValueError for a batch without ``old_logprobs_BT``.
+    A loss without a clip has no clip fractions. The histogram of variances is SAPO's (2511.20347, figures 2 and 3).
+    Raises ValueError for a batch without ``old_logprobs_BT``.
     """
     mask_BT = batch.mask_BT.bool()
     with torch.no_grad():
@@ -97,11 +93,8 @@ def _counts(values_N: Tensor, edges: Tensor) -> Tensor:
 def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
     """The columns of a rollout that compare the sampling policy μ with the training forward π_old on the same tokens.
 
-    With Δ = log π_old − log μ and ρ = e^Δ: k1 = −E_μ[Δ] and k3 = E_μ[ρ − 1 − Δ], two estimates of KL(μ‖π_old)
-    in nats (Schulman, "Approximating KL divergence", 2020); χ² = E_μ[ρ²] − 1 of tokens and, with the product of ρ
-    over a response, of responses with tokens; the effective sample size of ρ per token, not truncated; the mean of ρ
-    and the share of tokens with ρ outside [0.9, 1.1] (TRL, pull request 7269); the share of tokens with ρ or 1/ρ above
-    2 (R3's F(2)); the largest absolute Δ; Pearson's correlation of the two probabilities.
+    With Δ = log π_old − log μ and ρ = e^Δ: k1 = −E_μ[Δ] and k3 = E_μ[ρ − 1 − Δ] (Schulman, "Approximating KL
+    divergence", 2020), χ² = E_μ[ρ²] − 1. The mean of ρ and the share outside [0.9, 1.1] are TRL's (pull request 7269).
     """
     mask = mask_BT.bool()
     delta_BT = torch.where(mask, log_ratio(old_logprobs_BT, rollout_logprobs_BT), 0.0)

@@ -171,7 +171,6 @@ class Trainer:
     def _respond(
         self, stage: str, texts: Sequence[str], responses: int, decoding: Decoding, number: int = 0
     ) -> Rollout:
-        """Responses of the trained model to held-out prompts, by draws of ``stage``."""
         generator = torch_generator(self.config.seed, stage, number, self.model.device.type)
         return roll_out(self.model, self.task, texts, responses, generator, decoding)
 
@@ -200,11 +199,9 @@ class Trainer:
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
         """Return the groups to train on; the scores (prompts, responses) and the token count of all sampled groups.
 
-        The groups to train on come first.
-
-        With ``algorithm.sampling.max_rollouts`` above 1, groups whose scores are all equal are dropped and replaced
-        from further rollouts, up to this number of rollouts (dynamic sampling, DAPO, 2503.14476, eq. 11). If too few
-        groups with different scores are found, dropped groups fill the remaining places.
+        The groups to train on come first. With ``algorithm.sampling.max_rollouts`` above 1, groups of equal scores are
+        dropped and replaced from further rollouts, up to this number of rollouts (dynamic sampling, DAPO, 2503.14476,
+        eq. 11). If too few groups with different scores are found, dropped groups fill the remaining places.
         """
         prompts, responses = self.config.prompts, self.config.rollout.responses
         rounds = self.config.algorithm.sampling.max_rollouts

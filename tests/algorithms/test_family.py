@@ -35,9 +35,12 @@ def ppo(r: list[float], a: float, low: float, high: float, dual: float = math.in
     return values, slopes
 
 
-def cispo(r: list[float], a: float, p: list[float], cap: float = 1.2) -> Pair:
-    weights = [min(x, cap) for x in r]
+def weighted(weights: list[float], a: float, p: list[float]) -> Pair:
     return [w * a * q for w, q in zip(weights, p, strict=True)], [w * a for w in weights]
+
+
+def cispo(r: list[float], a: float, p: list[float], cap: float = 1.2) -> Pair:
+    return weighted([min(x, cap) for x in r], a, p)
 
 
 def gspo_token(r: list[float], a: float, low: float = 3e-4, high: float = 4e-4) -> Pair:
@@ -59,15 +62,13 @@ def sapo(r: list[float], a: float) -> Pair:
 
 def minirl(r: list[float], u: list[float], a: float, p: list[float], cap: float) -> Pair:
     masked = [(a > 0 and x > 1.27) or (a < 0 and x < 0.8) for x in r]
-    weights = [0.0 if gone else min(x, cap) for gone, x in zip(masked, u, strict=True)]
-    return [w * a * q for w, q in zip(weights, p, strict=True)], [w * a for w in weights]
+    return weighted([0.0 if gone else min(x, cap) for gone, x in zip(masked, u, strict=True)], a, p)
 
 
 def vespo(r: list[float], a: float, p: list[float]) -> Pair:
     c1, c2 = (2.0, 3.0) if a > 0 else (3.0, 2.0)
     w = math.prod(r)
-    kernel = w**c1 * math.exp(c2 * (1 - w))
-    return [kernel * a * q for q in p], [kernel * a] * len(p)
+    return weighted([w**c1 * math.exp(c2 * (1 - w))] * len(p), a, p)
 
 
 def gmpo(r: list[float], a: float) -> Pair:
@@ -98,8 +99,7 @@ def aspo(r: list[float], a: float) -> Pair:
 
 
 def topr(r: list[float], a: float, p: list[float]) -> Pair:
-    weight = 1.0 if a > 0 else min(math.prod(r), 1.0)
-    return [weight * a * q for q in p], [weight * a] * len(p)
+    return weighted([1.0 if a > 0 else min(math.prod(r), 1.0)] * len(p), a, p)
 
 
 def fspo(r: list[float], a: float) -> Pair:
@@ -110,8 +110,7 @@ def fspo(r: list[float], a: float) -> Pair:
 
 
 def minpro(r: list[float], a: float, p: list[float]) -> Pair:
-    weights = [min(min([*r[:t], 1.0] if t == 0 else r[:t]) * x, 1.2) for t, x in enumerate(r)]
-    return [w * a * q for w, q in zip(weights, p, strict=True)], [w * a for w in weights]
+    return weighted([min(min(r[:t], default=1.0) * x, 1.2) for t, x in enumerate(r)], a, p)
 
 
 def dppo(u: list[float], p: list[float], a: float, kind: str, delta: float) -> Pair:
@@ -199,8 +198,7 @@ def r2vpo(r: list[float], a: float) -> Pair:
 
 
 def dis(u: list[float], a: float, p: list[float], low: float, high: float) -> Pair:
-    weights = [x if 1 - low < x < 1 + high else 0.0 for x in u]
-    return [w * a * q for w, q in zip(weights, p, strict=True)], [w * a for w in weights]
+    return weighted([x if 1 - low < x < 1 + high else 0.0 for x in u], a, p)
 
 
 def ipo(u: list[float], a: float, p: list[float], epsilon: float, tau: float) -> Pair:
@@ -216,9 +214,7 @@ def mis_po(batch: Batch, i: int) -> Pair:
     old, mu = of_row(batch, "old_logprobs_BT", i), of_row(batch, "rollout_logprobs_BT", i)
     xs = [math.exp(y - z) for y, z in zip(old, mu, strict=True)]
     kept = 0.996 <= math.prod(xs) ** (1 / len(xs)) <= 1.001
-    weights = [float(kept and 0.5 <= x <= 2) for x in xs]
-    pairs = zip(weights, of_row(batch, "logprobs_BT", i), strict=True)
-    return [w * ADVANTAGES[i] * q for w, q in pairs], [w * ADVANTAGES[i] for w in weights]
+    return weighted([float(kept and 0.5 <= x <= 2) for x in xs], ADVANTAGES[i], of_row(batch, "logprobs_BT", i))
 
 
 def sat(batch: Batch, i: int, whole: bool) -> Pair:
@@ -258,8 +254,7 @@ def flash_reinforce(u: list[float], p: list[float], a: float) -> Pair:
     for x, q in zip(u, p, strict=True):
         pi, mu = math.exp(q), math.exp(q) / x
         kl += (mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))) / len(u)
-    weights = [x if kl <= 3e-3 else 0.0 for x in u]
-    return [w * a * q for w, q in zip(weights, p, strict=True)], [w * a for w in weights]
+    return weighted([x if kl <= 3e-3 else 0.0 for x in u], a, p)
 
 
 def fspo_dual_clip(r: list[float], a: float) -> Pair:
@@ -344,13 +339,7 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
         lambda r, u, a, p: ppo([min(r[:t], default=1.0) * x for t, x in enumerate(r)], a, 0.2, 0.28),
         by_token,
     ),
-    "topr@roll": (
-        lambda r, u, a, p: (
-            [(1 if a > 0 else min(x, 1)) * a * q for x, q in zip(r, p, strict=True)],
-            [(1 if a > 0 else min(x, 1)) * a for x in r],
-        ),
-        by_response,
-    ),
+    "topr@roll": (lambda r, u, a, p: weighted([1.0 if a > 0 else min(x, 1.0) for x in r], a, p), by_response),
     "topr@verl-6986": (lambda r, u, a, p: topr([math.prod(r) ** (1 / len(r))], a, p), by_response),
 }
 WITHOUT_CLIP = {"reinforce", "rloo", "grpo_unclipped", "sapo", "vespo", "r2vpo", "score_centering", "r2vpo_fixed"}

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
 from safetensors.torch import load_model, save_model
 from small_models import BUILT, TOKENS_BS, count, make, routed, shipped
-from small_runs import planned
+from small_runs import trainer
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -188,9 +187,7 @@ def test_routers_follow_the_formula_of_their_family(name: str) -> None:
 def small(tmp_path: Path, name: str, *words: str) -> Trainer:
     """A trainer of a few short rollouts at random weights."""
     sizes = [f"model.config.{key}={shipped(name)[key]}" for key in ("hidden_size", "num_hidden_layers")]
-    config = planned(tmp_path, f"model={name}", *sizes, *words).config
-    task = instantiate(config.task)
-    return Trainer(build.build(config.model["config"], task.tokenizer, 0, "cpu"), task, config)
+    return trainer(tmp_path, f"model={name}", *sizes, *words)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from small_models import K, L, own_routes, routed
-from small_runs import advantages, begun, trainer
+from small_runs import FOUR_UPDATES, advantages, begun, trainer
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -72,9 +72,7 @@ def test_loss_matches_the_paper_and_trains_only_the_heads(model: PreTrainedModel
 
 
 def test_predicted_experts_run_in_the_old_policy_and_every_update(tmp_path: Path) -> None:
-    made = trainer(
-        tmp_path, "routing=pr2", "optimizer.learning_rate=1e-2", "updates_per_rollout=4", "minibatch_prompts=1"
-    )
+    made = trainer(tmp_path, "routing=pr2", "optimizer.learning_rate=1e-2", *FOUR_UPDATES)
     heads = list(made.learner.predictor.heads_LHE)
     for step in (1, 2):
         rollout, minibatches, old = begun(made, step)

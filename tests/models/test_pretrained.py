@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import MICRO
 from safetensors.torch import load_file, save_file
+from small_models import shipped
 from small_runs import SMALL
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
@@ -254,9 +254,7 @@ def test_missing_weights_fail_the_run(folder: Path) -> None:
 
 
 def test_dense_checkpoint_trains_without_router_settings(tmp_path: Path, task: Chain) -> None:
-    dense = {key: MICRO[key] for key in MICRO if "expert" not in key and "topk" not in key and "moe" not in key}
-    dense |= {"_target_": "transformers.Qwen3Config", "head_dim": 8}
-    build.build(dense, task.tokenizer, 0).save_pretrained(tmp_path / "dense")
+    build.build(shipped("dense_micro"), task.tokenizer, 0).save_pretrained(tmp_path / "dense")
     task.tokenizer.save_pretrained(tmp_path / "dense")
     assert execute.execute(planned(tmp_path / "dense", "updates=2")) == "finished"
     with pytest.raises(ConfigError, match="has no routers"):

@@ -181,9 +181,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_replay_runs_recorded_experts_and_drift_is_still_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str
 ) -> None:
-    made = trainer(
-        tmp_path, f"routing={routing}", "optimizer.learning_rate=1e-2", "updates_per_rollout=4", "minibatch_prompts=1"
-    )
+    made = trainer(tmp_path, f"routing={routing}", "optimizer.learning_rate=1e-2", *FOUR_UPDATES)
     seen = watched(monkeypatch)
     rollout, minibatches, old = begun(made)
     measured = [made.learner.update(rollout, old, advantages(rollout), parts) for parts in minibatches]

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import assert_resumes, trainer, updated
+from small_runs import assert_resumes, gradients, trainer, updated
 from torch import Tensor
 from torch.testing import assert_close
 
 from steadymoe.bench.training import optimizers
 from steadymoe.bench.training.optimizers import SignDescent, StackedMuon, orthogonalized
-from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 from steadymoe.models.routing import routers
 
@@ -34,18 +33,6 @@ def stepped(ours: torch.optim.Optimizer, weight: Tensor, steps: int, theirs: Any
 
 def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-def gradients_of_one_update(made: Trainer) -> dict[Tensor, Tensor]:
-    """Take one update; return what the optimizer was given."""
-    found: dict[Tensor, Tensor] = {}
-
-    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        found.update({w: w.grad.clone() for group in optimizer.param_groups for w in group["params"]})
-
-    made.learner.optimizer.register_step_pre_hook(look)
-    updated(made, updates=1)
-    return found
 
 
 def by_singular_values(matrix: Tensor, steps: int) -> Tensor:
@@ -103,8 +90,9 @@ def test_model_matrices_step_as_under_torchs_muon(tmp_path: Path) -> None:
     numbers = made.config.optimizer
     rule = RULE | {"lr": 1e-2, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
     assert (numbers.momentum, numbers.ns_coefficients, numbers.ns_steps) == (0.95, JORDAN, 5)  # type: ignore[union-attr]
-    gradients = gradients_of_one_update(made)
-    alone.grad = gradients[weight]
+    found = gradients(made)
+    updated(made, updates=1)
+    alone.grad = found[0][name]
     torch.optim.Muon([alone], **rule).step()
     assert_close(weight, alone, atol=1e-6, rtol=1e-6)
 
@@ -124,8 +112,9 @@ def test_sign_descent_moves_every_weight_by_the_rate(momentum: float) -> None:
 def test_first_sgd_step_is_the_rate_times_the_gradient(tmp_path: Path) -> None:
     made = trainer(tmp_path, "optimizer=sgd", "optimizer.learning_rate=0.5", "updates_per_rollout=2")
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
-    gradients = gradients_of_one_update(made)
-    moved = [(before[name] - weight, 0.5 * gradients[weight]) for name, weight in made.model.named_parameters()]
+    found = gradients(made)
+    updated(made, updates=1)
+    moved = [(before[name] - weight, 0.5 * found[0][name]) for name, weight in made.model.named_parameters()]
     assert max(step.abs().max() for step, _ in moved) > 0
     for step, expected in moved:
         assert_close(step, expected, atol=1e-7, rtol=1e-5)

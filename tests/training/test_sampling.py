@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures import MICRO
+from small_models import shipped
 from small_runs import PROMPTS, sampled
 from torch import Tensor
 from torch.testing import assert_close
@@ -210,9 +211,7 @@ def test_misplaced_routes_raise(lively: PreTrainedModel, task: Chain) -> None:
 
 
 def test_a_dense_model_is_sampled_without_routes(task: Chain) -> None:
-    numbers = {key: value for key, value in MICRO.items() if not any(word in key for word in ("expert", "topk", "moe"))}
-    numbers |= {"_target_": "transformers.Qwen3Config", "intermediate_size": 16, "head_dim": 8}
-    dense = build.build(numbers, task.tokenizer, seed=0, device="cpu")
+    dense = build.build(shipped("dense_micro"), task.tokenizer, seed=0, device="cpu")
     made = sampled(dense, task)
     again = trained(dense, made.sequences)
     assert made.routes_LBFK is again.routes_LBFK is None
