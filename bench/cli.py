@@ -59,7 +59,6 @@ def _fail(message: str, code: int = 2) -> None:
 
 
 def _run(args: list[str]) -> int:
-    """Run a command and return its exit code. Raises UserError for an unknown verb."""
     if not args:
         raise UserError(f"missing command: {', '.join(VERBS)}; see: steadymoe --help")
     verb, *rest = args

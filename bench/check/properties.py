@@ -383,7 +383,6 @@ def _docstrings(loss: PolicyLoss) -> str:
 
 
 def _check_shape(name: str, values: Any, shape: tuple[int, ...], fault: type[CheckFailed] = CheckFailed) -> None:
-    """Raise ``fault`` unless ``values`` is a tensor of a shape."""
     if not isinstance(values, Tensor) or tuple(values.shape) != shape:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise fault(f"{name} must be {'one number' if not shape else f'a tensor of the shape {shape}'}, got {found}")

@@ -9,16 +9,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from steadymoe.bench.runs import (
-    compose,
-    dry,
-    launch,
-    outcome,
-    overrides,
-    progress,
-    run_folder,
-    validate,
-)
+from steadymoe.bench.runs import compose, dry, launch, outcome, overrides, progress, run_folder, validate
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.run_folder import States
 from steadymoe.bench.support import processes
@@ -77,7 +68,6 @@ def make_one(run: Run) -> str:
 
 
 def _flags(args: list[str]) -> argparse.Namespace:
-    """Parse the arguments of the verb; all but its flags are Hydra overrides. Raises ConfigError."""
     overrides.refuse_reserved(args)
     parser = Parser(prog="steadymoe run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
@@ -102,7 +92,6 @@ def _print(*lines: str) -> None:
 
 
 def _failed(runs: Sequence[Run], states: States) -> list[Run]:
-    """Return the runs of ``--retry-failed``: failed and ended ones. Raises ConfigError if none has failed."""
     if not any(state.status == "failed" for state in states.values()):
         raise ConfigError(f"--retry-failed: none of {len(runs)} runs has failed; leave the flag out to run the others")
     return [run for run in runs if states[run.folder].status in (*run_folder.ENDED, "failed")]
@@ -130,10 +119,7 @@ def _sweep(runs: Sequence[Run], args: Sequence[str]) -> str | None:
 
 
 def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespace) -> int:
-    """Execute the runs that are ``waiting`` and show the progress of all.
-
-    Returns 0, 1 if a launcher has lost a job, 130 if interrupted.
-    """
+    """Execute the ``waiting`` runs. Returns 0, 1 if a launcher has lost a job, 130 if interrupted."""
     # SIGTERM, by which a batch system ends a job, counts as Ctrl-C: it stops the workers too.
     signal.signal(signal.SIGTERM, processes.interrupt)
     try:
@@ -150,7 +136,6 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespa
 
 
 def _outcome(runs: Sequence[Run]) -> int:
-    """Print how the runs ended and what comes next; return 1 if any has failed."""
     states = _states(runs)
     counts = Counter(state.status for state in states.values())
     _print(*outcome.lines(runs, states))

@@ -176,7 +176,7 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
     config = read(_typed(given, named))
     reference = flatten(plain(read(_typed(named, named))))
     off = fits.router_settings(config.model, flatten(plain(config)), set(map(key_of, args)))
-    config = _with(config, off) if off else config
+    config = _with(config, off)
     _needed(config, choices)
     check(config)
     fits.check(config)
@@ -195,7 +195,6 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
 
 
 def _located(run: Run) -> Run:
-    """Return a run with the folder, the hash and the command that follow from the rest of it."""
     config, values = run.config, run.plain
     parts = [*(run.choices[group] for group in ("algorithm", "model", "task")), identity.axes_name(run.axes)]
     prefix = external.prefix(run.choices, provenance.modules_of(values))
@@ -221,7 +220,6 @@ def unchecked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _refuse_other_choice(flat: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a choice of a group that would be recorded under the name of another one."""
     for key in _FIXED_BY_GROUP:
         if flat.get(key) != named.get(key):
             group = key.partition(".")[0]
@@ -229,7 +227,6 @@ def _refuse_other_choice(flat: Mapping[str, Any], named: Mapping[str, Any]) -> N
 
 
 def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
-    """Raise ConfigError for an algorithm without an advantage, and a preset without what it is only true with."""
     if not config.used_advantage:
         raise ConfigError(
             f"the YAML of algorithm {choices['algorithm']} has no section advantage; add one with a _target_, as in "
@@ -270,7 +267,6 @@ def _with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return a config with other values at some keys, ``name`` or ``group.name``."""
     for key, value in values.items():
         group, _, name = key.rpartition(".")
         change = {group: replace(getattr(config, group), **{name: value})} if group else {name: value}
@@ -279,7 +275,6 @@ def _with(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with every field of the classes that it names."""
     from steadymoe.algorithms import complete  # imports torch
 
     config = identity.of_classes(config, complete)
@@ -287,10 +282,7 @@ def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config whose model and task have the types of the named configs: 1 is 1.0 where they have a float.
-
-    Raises ConfigError for a field of another type.
-    """
+    """Return a config whose model and task have the types of the named configs: 1 is 1.0 where they have a float."""
     return {**config, **{group: _like(config.get(group), named.get(group), group) for group in ("model", "task")}}
 
 

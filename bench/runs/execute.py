@@ -124,7 +124,6 @@ def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, Pre
 
 
 def _starts(config: RunConfig) -> Path:
-    """Return the folder of the cached cold starts and of their evaluations."""
     return Path(config.results_dir) / "cold_starts"
 
 
@@ -154,7 +153,6 @@ def _resume_from(recorded: Record, keep: int | None) -> int | None:
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:
-    """Return the content of ``run.json`` before a run starts."""
     config = run.config
     return {
         "status": "running",

@@ -18,6 +18,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
+from steadymoe.bench.runs.identity import flatten
 from steadymoe.bench.schema import EXPERTS, RunConfig
 from steadymoe.bench.support.errors import ConfigError, Dense
 from steadymoe.bench.support.seeding import numpy_generator
@@ -101,7 +103,6 @@ def _advantage(config: RunConfig, traits: Traits) -> None:
 
 
 def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
-    """Raise ConfigError for a class that is no engine, and for a truncation that cuts nothing or breaks the loss."""
     engine = build_class(config.engine)
     if not isinstance(engine, Engine):
         raise ConfigError(f"an engine must be a steadymoe.models.engine.Engine; got {type(engine).__name__}")
@@ -132,23 +133,13 @@ def router_settings(model: Mapping[str, Any], flat: Mapping[str, Any], typed: se
 
 
 def _dense(config: RunConfig, traits: Traits) -> None:
-    """Raise ConfigError for a setting that acts on routers or experts, which a dense model does not have."""
-    routing, cold_start, usual = config.routing, config.cold_start, EXPERTS[0]
-    balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
-    if routing.replay != "off" or routing.freeze or balanced:
+    on = router_settings(config.model, flatten(asdict(config)), set())
+    if config.routing.replay != "off" or config.routing.freeze or any(key.startswith("routing.") for key in on):
         raise Dense("this model is dense and has no routers to replay, freeze or balance; use routing=off")
-    dials = {
-        "optimizer.router_factor": config.optimizer.router_factor != 1,
-        "optimizer.expert_factor": config.optimizer.expert_factor != 1,
-        "cold_start.router_factor": cold_start.router_factor != 1,
-        "cold_start.aux_loss": cold_start.aux_loss > 0,
-        "cold_start.z_loss": cold_start.z_loss > 0,
-    }
-    for key, is_turned in dials.items():
-        if is_turned:
-            raise Dense(f"this model is dense and has no routers or experts: {key} would have no effect; leave it out")
-    if config.experts != usual:
-        raise Dense(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
+    if key := next((key for key in on if key != "experts"), None):
+        raise Dense(f"this model is dense and has no routers or experts: {key} would have no effect; leave it out")
+    if "experts" in on:
+        raise Dense(f"this model is dense: experts={config.experts} would have no effect; use experts={EXPERTS[0]}")
     if traits.routes:
         raise ConfigError("this algorithm weights tokens by their routing, but the model is dense; choose another")
 
@@ -194,10 +185,7 @@ def _task_of_model(model_config: str, task_config: str) -> Task:
 
 @functools.cache
 def _task_of_checkpoint(path: str, content: str, task_config: str) -> Task:
-    """Return the task. Raises ValueError if the checkpoint in ``path`` has too few positions or tokens for it.
-
-    ``content`` is the checkpoint's digest: reading a tokenizer takes a second.
-    """
+    """Return the task. Raises ValueError if the checkpoint in ``path``, of the digest ``content``, does not fit it."""
     task, tokenizer = instantiate(json.loads(task_config)), pretrained.load_tokenizer(path)
     new = task.max_new_tokens
     try:
@@ -304,16 +292,12 @@ def check_memory(config: RunConfig, task: Task) -> None:
 
 
 def _on_meta(config: RunConfig, task: Task) -> PreTrainedModel:
-    """Return the model without memory for its weights."""
     with torch.device("meta"):
         return build.build(config.model["config"], task.tokenizer, 0)
 
 
 def _check_start(config: RunConfig, task: Task) -> None:
-    """Raise ValueError, in one line, unless ``cold_start.path``, if given, holds weights of the model.
-
-    Only the header of the file is read.
-    """
+    """Raise ValueError unless ``cold_start.path``, if given, holds weights of the model, by the header of the file."""
     if (path := config.cold_start.path) is None:
         return
     if "path" in config.model:

@@ -259,7 +259,6 @@ def _with_home(arg: str) -> str:
 
 
 def _refuse_choice(each: Override) -> None:
-    """Raise ConfigError if an override gives a config group something other than one name."""
     group, value = each.key_or_group, each.value()
     if group not in _groups(external.versions()):
         return

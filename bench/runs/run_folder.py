@@ -41,7 +41,6 @@ _Object = dict[str, Any]
 
 
 def _at(place: str) -> Any:
-    """Read a field from a dotted place."""
     return Field(validation_alias=AliasPath(*place.split(".")))
 
 
@@ -148,7 +147,6 @@ def known(folder: Path) -> dict[str, Any]:
 
 
 def _invalid(facts: dict[str, Any]) -> str | None:
-    """Return the first fact that no run writes; None if there is none."""
     try:
         run = _FACTS.validate_python(facts)
     except ValidationError as error:
@@ -247,13 +245,11 @@ def read_states(folders: Iterable[Path]) -> dict[Path, State]:
 
 
 def _place(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the folders in which a run is recorded."""
     names = (facts[key] for key in ("experiment", "algorithm", "model", "task", "axes_name"))
     return (*filter(None, names), f"seed={facts['seed']}")
 
 
 def _damaged_table(folder: Path, facts: Mapping[str, Any]) -> str | None:
-    """Return why the tables of an ended run are not whole, by the checksums in ``run.json``; None if they are."""
     if facts.get("tables") is None:
         return "it has no checksums of its tables"
     for table in columns.TABLES:
