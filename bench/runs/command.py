@@ -58,10 +58,7 @@ def main(args: list[str]) -> int:
 
 
 def make_one(run: Run) -> str:
-    """Execute one run in this process and return its status, as ``execute.execute`` does; print nothing.
-
-    Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
-    """
+    """Execute one run in this process and return its status; print nothing. Raises ConfigError as ``refuse_others``."""
     run_folder.refuse_others([run])
     _begin([run])
     return launch.execute(run)

@@ -7,16 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import Timeout
 from hydra.utils import instantiate
 from transformers import PreTrainedModel
 
 from steadymoe.bench.runs import compose, identity, loggers, progress, provenance, record, run_folder, start_evaluation
-from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.statistics.collapse import Rule, judge
 from steadymoe.bench.support import blame, processes
+from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import derive, repeatable
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
@@ -60,7 +61,8 @@ def execute(run: compose.Run) -> str:
 
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
-    need_device(config.device)
+    if config.device == "cuda" and not torch.cuda.is_available():  # perhaps another machine than composed the run
+        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
     resume_from = _resume_from(recorded, config.kept_rollout)
     recorded.begin(resume_from)
     samples.keep_until(recorded.folder, resume_from)

@@ -2,16 +2,7 @@
 the model's positions, the run into memory, the given weights into the model. All this takes torch and transformers.
 
 The bound of memory is a lower one: a run that it refuses cannot be made. It assumes that responses use their whole
-budget of tokens, and counts only tensors that must be in memory at the same time, at four bytes a number. While the run
-samples or is in an update, whichever takes more:
-
-- for each token of a rollout an id and a mask, of eight bytes each, and a log-probability;
-- for each response while it is sampled, the log-probabilities of the next token over the vocabulary;
-- under mask replay, for each response token a byte for every token of the vocabulary;
-- for each token of a response in an update, the states between layers (layers times hidden size numbers), which the
-  backward needs; for a demonstration, the tokens of the prompt instead.
-
-All the time: the responses of the probe, and the old weights that ``routing.lag`` keeps.
+budget of tokens, and counts only tensors that must be in memory at the same time.
 """
 
 import functools
@@ -37,6 +28,7 @@ from steadymoe.bench.tasks import Task, check_streams, decoded, end_ids
 from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
 
+# Bytes: of a token (id, mask and log-probability) and of a number.
 _TOKEN, _NUMBER = 8 + 8 + 4, 4
 # The files with a container's memory limit, in version 2 and version 1 of control groups.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -77,15 +69,6 @@ def check(config: RunConfig) -> None:
     _engine(config, task, traits)
     if is_dense:
         _dense(config, traits)
-
-
-def need_device(device: str) -> None:
-    """Raise ConfigError for a device that this machine does not have.
-
-    The runs of a sweep may begin on another machine than the one that composes it, and look for their GPU there.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
 
 
 def _advantage(config: RunConfig, traits: Traits) -> None:
@@ -265,13 +248,13 @@ def memory_need(config: RunConfig, task: Task) -> int:
     rollout, evaluation, cold_start = config.rollout, config.evaluation, config.cold_start
     responses, checked = config.prompts * rollout.responses, cold_start.check_prompts * config.has_own_cold_start
     largest = max(responses, evaluation.prompts, evaluation.pass_k, checked)
-    sampling = largest * (length * _TOKEN + words * _NUMBER)
+    sampling = largest * (length * _TOKEN + words * _NUMBER)  # with the probabilities of a response's next token
     masks = responses * task.max_new_tokens * words if config.engine.get("replay_mask") else 0
     held = config.probe.responses * length * _TOKEN
     if "path" in config.model:
         return held + masks + sampling
     shape = _shape(json.dumps(config.model["config"]))
-    states = shape.layers * shape.width * _NUMBER
+    states = shape.layers * shape.width * _NUMBER  # of a token between layers, which the backward needs
     updating = (config.microbatch or responses // config.updates_per_rollout) * task.max_new_tokens * states
     starting = cold_start.batch_size * len(prompt) * states * config.has_own_cold_start
     if config.routing.lag is not None:

@@ -31,8 +31,6 @@ from steadymoe.bench.support import blame, external, processes
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.text import nearest
 
-CONF = conf.ROOT
-
 # The command that prints every config of a group, and every key.
 _HELP = "`steadymoe run --help`"
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
@@ -111,7 +109,7 @@ def composing(args: Sequence[str] = ()) -> Iterator[None]:
             Plugins.instance().register(SearchPath)
     started: AbstractContextManager[object] = nullcontext()
     if not GlobalHydra.instance().is_initialized():
-        started = hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3")
+        started = hydra.initialize_config_dir(str(conf.ROOT.resolve()), version_base="1.3")
     with started, errors_in_one_line():
         yield
 
