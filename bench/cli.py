@@ -72,11 +72,9 @@ def _run(args: list[str]) -> int:
 
         print(source.version_line())
         return 0
-    if verb in VERBS:
-        module, _ = VERBS[verb]
-    else:
+    if verb not in VERBS:
         raise UserError(f"unknown command {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
-    code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)
+    code: int = importlib.import_module(f"steadymoe.bench.{VERBS[verb][0]}").main(rest)
     return code
 
 

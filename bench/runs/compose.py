@@ -172,7 +172,10 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
     provenance.code_hash(composed, imported=True)  # before the first import of what the config names
     named = _complete(overrides.reference(args))
     given = _complete(_with_absolute_paths(composed))
-    _refuse_other_choice(flatten(given), flatten(named))
+    flat, usual = flatten(given), flatten(named)
+    if key := next((key for key in _FIXED_BY_GROUP if flat.get(key) != usual.get(key)), None):
+        group = key.partition(".")[0]
+        raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")
     config = read(_typed(given, named))
     reference = flatten(plain(read(_typed(named, named))))
     off = fits.router_settings(config.model, flatten(plain(config)), set(map(key_of, args)))
@@ -217,13 +220,6 @@ def unchecked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"{several[0]} has several values; give one")
     with overrides.composing(args):
         return overrides.compose(args)
-
-
-def _refuse_other_choice(flat: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    for key in _FIXED_BY_GROUP:
-        if flat.get(key) != named.get(key):
-            group = key.partition(".")[0]
-            raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")
 
 
 def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:

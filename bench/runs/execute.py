@@ -42,7 +42,9 @@ def execute(run: compose.Run) -> str:
             if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
                 return state.status
             if state.damage is not None:
-                recorded.quarantine(state.damage)
+                place = run_folder.move_away(run.folder, Path(run.config.results_dir), "damaged")
+                why = f"the run that was here was damaged ({state.damage}) and is now in {place}"
+                recorded.run["restarted"] = why
             try:
                 _train(run, recorded)
             except BaseException as error:  # a user's code may call sys.exit()
