@@ -148,13 +148,8 @@ def test_a_point_that_cannot_be_is_left_out_of_a_sweep(words: str, made: int, na
 
 
 def test_a_dense_twin_ignores_what_a_sweep_says_of_routers() -> None:
-    words = [
-        "experiment=tolerance",
-        "model=flat,dense_flat",
-        "algorithm=grpo",
-        "seed=0",
-        "optimizer.learning_rate=1e-4",
-    ]
+    words = ["experiment=tolerance", "model=flat,dense_flat", "algorithm=grpo", "seed=0"]
+    words += ["optimizer.learning_rate=1e-4"]
     about_routers = ["cold_start.aux_loss", "cold_start.router_factor", "optimizer.router_factor"]
     for typed in ([], ["optimizer.router_factor=0.5"], ["routing=r3"], ["experts=eager"]):
         moe, dense = compose.plan([*words, *typed], multirun=True)
