@@ -43,7 +43,7 @@ def main(args: list[str]) -> int:
         side_by_side = overrides.at_once(flags.overrides, flags.multirun)
         _print(*validate.notes(runs), *dry.lines(runs, states, len(requested) - len(runs), side_by_side))
         return 0
-    _begin(runs, _sweep(runs, [*(["-m"] if flags.multirun else []), *flags.overrides]))
+    run_folder.add_to_plan(runs, _sweep(runs, [*(["-m"] if flags.multirun else []), *flags.overrides]))
     if flags.redo:
         _print(*(run_folder.redo(runs) or ["none of these runs is stale; nothing to redo"]))
         states = _states(runs)
@@ -55,13 +55,6 @@ def main(args: list[str]) -> int:
     waiting = [run for run in runs if not states[run.folder].has_ended]
     code = _launch(runs, waiting, flags) if waiting else 0
     return code if code == 130 else max(code, _outcome(runs))
-
-
-def make_one(run: Run) -> str:
-    """Execute one run in this process and return its status; print nothing. Raises ConfigError as ``refuse_others``."""
-    run_folder.refuse_others([run])
-    _begin([run])
-    return launch.execute(run)
 
 
 def _flags(args: list[str]) -> argparse.Namespace:
@@ -96,14 +89,6 @@ def _failed(runs: Sequence[Run], states: States) -> list[Run]:
 
 def _states(runs: Sequence[Run]) -> States:
     return {run.folder: run_folder.read_state(run.folder) for run in runs}
-
-
-def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
-    """Add the runs to the plans of their experiments; these are the first files. Raises ConfigError."""
-    try:
-        run_folder.add_to_plan(runs, sweep)
-    except OSError as error:
-        raise ConfigError(f"results_dir={runs[0].config.results_dir} cannot be written: {error}") from error
 
 
 def _sweep(runs: Sequence[Run], args: Sequence[str]) -> str | None:

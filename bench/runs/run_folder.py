@@ -384,20 +384,24 @@ def add_to_plan(runs: Sequence["Run"], sweep: str | None = None) -> None:
     """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; no entry is removed.
 
     A plan has a command for each run: the last ``sweep``, which makes all of ``runs``, or else the run's own. One that
-    cannot be read is kept next to the new one, as ``plan.json.damaged``.
+    cannot be read is kept next to the new one, as ``plan.json.damaged``. Raises ConfigError for what cannot be written.
     """
     for experiment in {run.config.experiment_name for run in runs}:
         ours = [run for run in runs if run.config.experiment_name == experiment]
-        folder = files.folder(Path(ours[0].config.results_dir).absolute(), "runs", experiment)
-        plan = folder / "plan.json"
-        with FileLock(files.replaceable(folder / ".plan.lock")):
-            before, why = planned(folder)
-            if why is not None:
-                plan.replace(plan.with_name("plan.json.damaged"))
-            commands = {str(run.folder.relative_to(folder)): sweep or run.command for run in ours}
-            after = before | commands if sweep else commands | before
-            if after != before:
-                files.write_json(plan, after)
+        results = ours[0].config.results_dir
+        try:
+            folder = files.folder(Path(results).absolute(), "runs", experiment)
+            plan = folder / "plan.json"
+            with FileLock(files.replaceable(folder / ".plan.lock")):
+                before, why = planned(folder)
+                if why is not None:
+                    plan.replace(plan.with_name("plan.json.damaged"))
+                commands = {str(run.folder.relative_to(folder)): sweep or run.command for run in ours}
+                after = before | commands if sweep else commands | before
+                if after != before:
+                    files.write_json(plan, after)
+        except OSError as error:
+            raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
 
 
 def planned(experiment: Path) -> tuple[dict[str, str], str | None]:
