@@ -1,8 +1,4 @@
-"""From command-line arguments to checked runs: their configs, folders and hashes.
-
-Everything is composed and checked here before Hydra launches anything, so that a wrong argument is answered in one line
-and touches nothing on disk.
-"""
+"""From command-line arguments to checked runs: their configs, folders and hashes, before Hydra launches anything."""
 
 import json
 import os

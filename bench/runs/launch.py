@@ -1,7 +1,4 @@
-"""Hand checked runs to a launcher of Hydra. A job gets the path of its run's checked config and composes nothing.
-
-This module also stops a worker at once when its launcher is gone, so that no process of a sweep is left behind.
-"""
+"""Hand checked runs to a launcher of Hydra. A job gets the path of its run's checked config and composes nothing."""
 
 import copy
 import os
