@@ -43,9 +43,11 @@ def run(planned: "Run") -> str:
 
     Raises ConfigError where the run's folder holds a run of another config, or an ended run of other code.
     """
-    from steadymoe.bench.runs import command
+    from steadymoe.bench.runs import execute, run_folder
 
-    return command.make_one(planned)
+    run_folder.refuse_others([planned])
+    run_folder.add_to_plan([planned])
+    return execute.execute(planned)
 
 
 def results(experiment: str, folder: str | Path = "results") -> "Results":

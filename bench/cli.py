@@ -59,7 +59,6 @@ def _fail(message: str, code: int = 2) -> None:
 
 
 def _run(args: list[str]) -> int:
-    """Run a command and return its exit code. Raises UserError for an unknown verb."""
     if not args:
         raise UserError(f"missing command: {', '.join(VERBS)}; see: steadymoe --help")
     verb, *rest = args
@@ -73,11 +72,9 @@ def _run(args: list[str]) -> int:
 
         print(source.version_line())
         return 0
-    if verb in VERBS:
-        module, _ = VERBS[verb]
-    else:
+    if verb not in VERBS:
         raise UserError(f"unknown command {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
-    code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)
+    code: int = importlib.import_module(f"steadymoe.bench.{VERBS[verb][0]}").main(rest)
     return code
 
 

@@ -15,6 +15,5 @@ def pip(*words: str | Path) -> str:
 
 
 def build_wheel(source: Path, place: Path) -> Path:
-    """Build the project in ``source``; return its wheel in ``place``."""
     pip("wheel", "--quiet", "--no-deps", "--wheel-dir", place, source)
     return next(place.glob("*.whl"))

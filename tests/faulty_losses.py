@@ -15,7 +15,6 @@ class TokenDropout(ClippedLoss):
     """Leaves out half of the tokens, by draws of all three global generators."""
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """Return r Â of the tokens that stay."""
         factor = (random.random() < 0.9) * (np.random.rand() < 0.9)  # noqa: NPY002
         keeps_BT = (torch.rand(batch.mask_BT.shape) < 0.5) * float(factor)
         return Surrogate(self.ratio_of(batch) * batch.advantages_BT * keeps_BT)
@@ -26,7 +25,6 @@ class InPlace(ClippedLoss):
     """Changes the batch."""
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """Return r Â/2."""
         return Surrogate(self.ratio_of(batch) * batch.advantages_BT.mul_(0.5))
 
 
@@ -35,7 +33,6 @@ class Bare(ClippedLoss):
     """Forgets to wrap its values."""
 
     def surrogate(self, batch: Batch) -> Any:
-        """Return r Â."""
         return self.ratio_of(batch) * batch.advantages_BT
 
 
@@ -44,7 +41,6 @@ class InPlaceOfTheGraph(ClippedLoss):
     """Changes what its gradient needs."""
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """Return r Â, after r has changed."""
         ratio_BT = self.ratio_of(batch).exp()
         values_BT = ratio_BT * batch.advantages_BT
         ratio_BT += 1
@@ -56,7 +52,6 @@ class OneValueARow(ClippedLoss):
     """Would be broadcast."""
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """Return the mean of r Â over each response, (B, 1)."""
         return Surrogate((self.ratio_of(batch) * batch.advantages_BT).mean(-1, keepdim=True))
 
 
@@ -65,5 +60,4 @@ class NotANumber(ClippedLoss):
     """Divides by zero."""
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """Return nan."""
         return Surrogate(self.ratio_of(batch) * batch.advantages_BT / 0 * 0)

@@ -37,7 +37,6 @@ class Shifted(torch.Generator):
     """A generator that starts elsewhere."""
 
     def manual_seed(self, seed: int) -> Self:
-        """Start from ``seed + SHIFT``."""
         super().manual_seed(seed + SHIFT)
         return self
 
@@ -162,7 +161,6 @@ def tutorial() -> dict[str, str]:
 
 
 def grpo_by(target: str) -> str:
-    """The YAML of GRPO for another class."""
     return re.sub(r"steadymoe\S*\.GRPO", target, (ROOT / "conf" / "algorithm" / "grpo.yaml").read_text())
 
 

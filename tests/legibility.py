@@ -25,7 +25,6 @@ def hidden_ticks(figure: style.DataFigure) -> set[Text]:
 
 
 def faults(figure: style.DataFigure) -> list[str]:
-    """Return what cannot be read in a figure."""
     unseen, found = hidden_ticks(figure), []
     shown = [each for each in figure.findobj(Text) if each.get_text().strip() and each.get_visible()]
     boxes = [(each.get_text(), each.get_window_extent().padded(-1)) for each in shown if each not in unseen]

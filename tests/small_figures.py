@@ -51,7 +51,6 @@ def shown(figure: style.DataFigure, panel: int) -> dict[str, list[float]]:
 
 
 def said(figure: style.DataFigure) -> str:
-    """The caption in one line."""
     return " ".join(figure.caption.split())
 
 

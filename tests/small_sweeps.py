@@ -5,10 +5,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from small_runs import SMALL
+from small_runs import SMALL, assert_same
 
 from steadymoe.bench.runs import compose, record, run_folder
 
@@ -42,9 +43,17 @@ def at_work(runs: list[compose.Run], steps: int = 1) -> list[compose.Run]:
     ]
 
 
-def holds(pid: int, folder: Path) -> bool:
-    """Whether a process has the lock of a run open."""
-    try:
-        return any(os.readlink(link) == str(folder / ".lock") for link in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
+def assert_complete(runs: list[compose.Run], undisturbed: list[compose.Run]) -> None:
+    for one, other in zip(runs, undisturbed, strict=True):
+        assert run_folder.read_state(one.folder).status == "finished"
+        assert_same(one.folder, other.folder)
+
+
+def holder(run: compose.Run) -> int:
+    """The process that has the lock of a run open."""
+    lock = str(run.folder / ".lock")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # gone meanwhile
+            if any(os.readlink(link) == lock for link in (process / "fd").iterdir()):
+                return int(process.name)
+    raise AssertionError(f"no process has {lock} open")

@@ -80,6 +80,14 @@ WRONG = {
     "results_dir=" + "r/" * 2000: "3900 bytes",
     "--package=model": "--package",
     "~seed": "seed",
+    "~cold_start": "cold_start cannot be left out",
+    "cold_start=5": "`cold_start` must be a group of fields, got 5",
+    "updates_per_rollout=abc": "`updates_per_rollout` must be a valid integer, got 'abc'",
+    "routing=r2 routing.predictor_learning_rate=0.1": "routing.predictor_learning_rate must be set with routing=pr2",
+    "routing=pr2 routing.predictor_learning_rate=null": "routing.predictor_learning_rate must be set with routing=pr2",
+    "routing=r3 routing.score_share=0.5": "routing.score_share must be set with routing=r3_filtered",
+    "routing=r3_filtered routing.score_share=1.5": "`routing.score_share` must be less than or equal to 1, got 1.5",
+    "model=dense_micro routing.bias_speed=0.001": "this model is dense and has no routers to replay, freeze or balance",
     "algorithm=../algorithm/grpo": "algorithm",
     "minibatch_prompts=80000000000": "needs at least",
     "cold_start.check_prompts=80000000000": "needs at least",
@@ -148,13 +156,8 @@ def test_a_point_that_cannot_be_is_left_out_of_a_sweep(words: str, made: int, na
 
 
 def test_a_dense_twin_ignores_what_a_sweep_says_of_routers() -> None:
-    words = [
-        "experiment=tolerance",
-        "model=flat,dense_flat",
-        "algorithm=grpo",
-        "seed=0",
-        "optimizer.learning_rate=1e-4",
-    ]
+    words = ["experiment=tolerance", "model=flat,dense_flat", "algorithm=grpo", "seed=0"]
+    words += ["optimizer.learning_rate=1e-4"]
     about_routers = ["cold_start.aux_loss", "cold_start.router_factor", "optimizer.router_factor"]
     for typed in ([], ["optimizer.router_factor=0.5"], ["routing=r3"], ["experts=eager"]):
         moe, dense = compose.plan([*words, *typed], multirun=True)

@@ -204,7 +204,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def results(small: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     shutil.copytree(small, tmp_path / "results")
     return tmp_path / "results"
 

@@ -25,12 +25,7 @@ from steadymoe.models import build
 
 ROOT = Path(__file__).parent.parent
 # What the page's run takes, in place of its own size.
-TINY = [
-    *(word for word in SMALL if not word.startswith(("updates=", "model=micro"))),
-    "model=micro",
-    "updates=4",
-    "seed=0",
-]
+TINY = [*(word for word in SMALL if not word.startswith("updates=")), "updates=4", "seed=0"]
 
 
 @pytest.fixture(scope="module")

@@ -29,13 +29,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 class Calls:
-    """Counts the calls of functions."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch, self.counts = monkeypatch, Counter[str]()
 
     def of(self, owner: Any, name: str) -> None:
-        """Count the calls of ``owner.name``."""
         function: Callable[..., Any] = getattr(owner, name)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -45,7 +42,6 @@ class Calls:
         self.monkeypatch.setattr(owner, name, counted)
 
     def during(self, function: Callable[[], Any]) -> Counter[str]:
-        """Return the calls while ``function`` runs."""
         self.counts.clear()
         function()
         return Counter(self.counts)

@@ -135,7 +135,6 @@ def known_fields(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _field_faults(numbers: Mapping[str, Any], section: str) -> Iterator[str]:
-    """Yield the keys that are no fields, of a section and of the classes inside it."""
     names, cls = _field_names(numbers), class_of(numbers).__name__
     for key, value in numbers.items():
         if key not in (*names, "_target_"):
@@ -149,7 +148,6 @@ def _field_names(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _check_share(config: RunConfig) -> str:
-    """Time the loss within an update. Raises CheckFailed if its share is too large."""
     measured = share(config, _ROUNDS)
     text = f"forward and backward take {measured:.1%} of an update of micro"
     if not measured <= _LARGEST:

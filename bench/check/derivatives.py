@@ -96,7 +96,6 @@ class _Held(TorchFunctionMode):
 
 
 def _has_gradient(argument: Any) -> bool:
-    """Whether an argument of a call, or a member of a list of tensors, has a gradient."""
     if isinstance(argument, list | tuple):
         return any(map(_has_gradient, argument))
     return isinstance(argument, Tensor) and argument.requires_grad

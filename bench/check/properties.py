@@ -61,14 +61,13 @@ class Finding:
 
     name: str
     passed: bool
-    sentence: str = ""
-    """What was found, or why the property does not hold; may be empty if it holds."""
+    sentence: str
+    """What was found, or why the property does not hold."""
 
     @property
     def line(self) -> str:
         """The finding in one line of a terminal."""
-        told = f": {self.sentence}" if self.sentence else ""
-        return visible(f"{'passes' if self.passed else 'FAILS '}  {self.name}{told}")
+        return visible(f"{'passes' if self.passed else 'FAILS '}  {self.name}: {self.sentence}")
 
 
 def shapes(loss: PolicyLoss) -> str:
@@ -347,14 +346,14 @@ def holds(prop: Callable[..., str], *arguments: Any) -> str:
         raise (Ends if prop is shapes else CheckFailed)(blame.one_line(error)) from error
 
 
-def ask(properties: Mapping[str, Callable[[], str | None]]) -> Iterator[Finding]:
+def ask(properties: Mapping[str, Callable[[], str]]) -> Iterator[Finding]:
     """Yield a finding for each property, in order. A property returns what it found, or raises ``CheckFailed``.
 
     ``Ends`` makes the finding the last one.
     """
     for name, holds in properties.items():
         try:
-            yield Finding(name, True, holds() or "")
+            yield Finding(name, True, holds())
         except CheckFailed as why:
             yield Finding(name, False, str(why))
             if isinstance(why, Ends):
@@ -383,7 +382,6 @@ def _docstrings(loss: PolicyLoss) -> str:
 
 
 def _check_shape(name: str, values: Any, shape: tuple[int, ...], fault: type[CheckFailed] = CheckFailed) -> None:
-    """Raise ``fault`` unless ``values`` is a tensor of a shape."""
     if not isinstance(values, Tensor) or tuple(values.shape) != shape:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise fault(f"{name} must be {'one number' if not shape else f'a tensor of the shape {shape}'}, got {found}")

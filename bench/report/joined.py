@@ -16,7 +16,7 @@ import pandas as pd
 
 from steadymoe.bench.report.folders import experiments
 from steadymoe.bench.report.results import Results, concatenated
-from steadymoe.bench.runs.identity import LONGEST_NAME, OFF, changes_numbers, flatten, is_name
+from steadymoe.bench.runs.identity import LONGEST_NAME, NO_NUMBERS, OFF, flatten, is_name
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 
@@ -99,7 +99,7 @@ def _values(runs: pd.DataFrame) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {key: set(runs[key].dropna().astype(str)) for key in _GROUPS}
     configs: list[dict[str, Any]] = [ADDED | flatten(json.loads(text)) for text in runs["config"].dropna().unique()]
     for key in sorted({key for config in configs for key in config}):
-        if changes_numbers(key) and key != "seed" and key.partition(".")[0] not in ("algorithm", "advantage"):
+        if key not in (*NO_NUMBERS, "seed") and key.partition(".")[0] not in ("algorithm", "advantage"):
             found[key] = {_short(config.get(key)) for config in configs}
     return {key: sorted(values) for key, values in found.items()}
 

@@ -9,16 +9,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from steadymoe.bench.runs import (
-    compose,
-    dry,
-    launch,
-    outcome,
-    overrides,
-    progress,
-    run_folder,
-    validate,
-)
+from steadymoe.bench.runs import compose, dry, launch, outcome, overrides, progress, run_folder, validate
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.run_folder import States
 from steadymoe.bench.support import processes
@@ -52,7 +43,7 @@ def main(args: list[str]) -> int:
         side_by_side = overrides.at_once(flags.overrides, flags.multirun)
         _print(*validate.notes(runs), *dry.lines(runs, states, len(requested) - len(runs), side_by_side))
         return 0
-    _begin(runs, _sweep(runs, [*(["-m"] if flags.multirun else []), *flags.overrides]))
+    run_folder.add_to_plan(runs, _sweep(runs, [*(["-m"] if flags.multirun else []), *flags.overrides]))
     if flags.redo:
         _print(*(run_folder.redo(runs) or ["none of these runs is stale; nothing to redo"]))
         states = _states(runs)
@@ -66,18 +57,7 @@ def main(args: list[str]) -> int:
     return code if code == 130 else max(code, _outcome(runs))
 
 
-def make_one(run: Run) -> str:
-    """Execute one run in this process and return its status, as ``execute.execute`` does; print nothing.
-
-    Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
-    """
-    run_folder.refuse_others([run])
-    _begin([run])
-    return launch.execute(run)
-
-
 def _flags(args: list[str]) -> argparse.Namespace:
-    """Parse the arguments of the verb; all but its flags are Hydra overrides. Raises ConfigError."""
     overrides.refuse_reserved(args)
     parser = Parser(prog="steadymoe run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
@@ -102,7 +82,6 @@ def _print(*lines: str) -> None:
 
 
 def _failed(runs: Sequence[Run], states: States) -> list[Run]:
-    """Return the runs of ``--retry-failed``: failed and ended ones. Raises ConfigError if none has failed."""
     if not any(state.status == "failed" for state in states.values()):
         raise ConfigError(f"--retry-failed: none of {len(runs)} runs has failed; leave the flag out to run the others")
     return [run for run in runs if states[run.folder].status in (*run_folder.ENDED, "failed")]
@@ -110,14 +89,6 @@ def _failed(runs: Sequence[Run], states: States) -> list[Run]:
 
 def _states(runs: Sequence[Run]) -> States:
     return {run.folder: run_folder.read_state(run.folder) for run in runs}
-
-
-def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
-    """Add the runs to the plans of their experiments; these are the first files. Raises ConfigError."""
-    try:
-        run_folder.add_to_plan(runs, sweep)
-    except OSError as error:
-        raise ConfigError(f"results_dir={runs[0].config.results_dir} cannot be written: {error}") from error
 
 
 def _sweep(runs: Sequence[Run], args: Sequence[str]) -> str | None:
@@ -130,10 +101,7 @@ def _sweep(runs: Sequence[Run], args: Sequence[str]) -> str | None:
 
 
 def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespace) -> int:
-    """Execute the runs that are ``waiting`` and show the progress of all.
-
-    Returns 0, 1 if a launcher has lost a job, 130 if interrupted.
-    """
+    """Execute the ``waiting`` runs. Returns 0, 1 if a launcher has lost a job, 130 if interrupted."""
     # SIGTERM, by which a batch system ends a job, counts as Ctrl-C: it stops the workers too.
     signal.signal(signal.SIGTERM, processes.interrupt)
     try:
@@ -150,7 +118,6 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespa
 
 
 def _outcome(runs: Sequence[Run]) -> int:
-    """Print how the runs ended and what comes next; return 1 if any has failed."""
     states = _states(runs)
     counts = Counter(state.status for state in states.values())
     _print(*outcome.lines(runs, states))

@@ -1,8 +1,4 @@
-"""From command-line arguments to checked runs: their configs, folders and hashes.
-
-Everything is composed and checked here before Hydra launches anything, so that a wrong argument is answered in one line
-and touches nothing on disk.
-"""
+"""From command-line arguments to checked runs: their configs, folders and hashes, before Hydra launches anything."""
 
 import json
 import os
@@ -172,11 +168,14 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
     provenance.code_hash(composed, imported=True)  # before the first import of what the config names
     named = _complete(overrides.reference(args))
     given = _complete(_with_absolute_paths(composed))
-    _refuse_other_choice(flatten(given), flatten(named))
+    flat, usual = flatten(given), flatten(named)
+    if key := next((key for key in _FIXED_BY_GROUP if flat.get(key) != usual.get(key)), None):
+        group = key.partition(".")[0]
+        raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")
     config = read(_typed(given, named))
     reference = flatten(plain(read(_typed(named, named))))
     off = fits.router_settings(config.model, flatten(plain(config)), set(map(key_of, args)))
-    config = _with(config, off) if off else config
+    config = _with(config, off)
     _needed(config, choices)
     check(config)
     fits.check(config)
@@ -195,7 +194,6 @@ def run(args: Sequence[str], ignored: Iterable[str] = ()) -> Run:
 
 
 def _located(run: Run) -> Run:
-    """Return a run with the folder, the hash and the command that follow from the rest of it."""
     config, values = run.config, run.plain
     parts = [*(run.choices[group] for group in ("algorithm", "model", "task")), identity.axes_name(run.axes)]
     prefix = external.prefix(run.choices, provenance.modules_of(values))
@@ -220,16 +218,7 @@ def unchecked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
         return overrides.compose(args)
 
 
-def _refuse_other_choice(flat: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a choice of a group that would be recorded under the name of another one."""
-    for key in _FIXED_BY_GROUP:
-        if flat.get(key) != named.get(key):
-            group = key.partition(".")[0]
-            raise ConfigError(f"{key} cannot be overridden, because the {group} fixes it; choose another {group}")
-
-
 def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
-    """Raise ConfigError for an algorithm without an advantage, and a preset without what it is only true with."""
     if not config.used_advantage:
         raise ConfigError(
             f"the YAML of algorithm {choices['algorithm']} has no section advantage; add one with a _target_, as in "
@@ -270,7 +259,6 @@ def _with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return a config with other values at some keys, ``name`` or ``group.name``."""
     for key, value in values.items():
         group, _, name = key.rpartition(".")
         change = {group: replace(getattr(config, group), **{name: value})} if group else {name: value}
@@ -279,7 +267,6 @@ def _with(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with every field of the classes that it names."""
     from steadymoe.algorithms import complete  # imports torch
 
     config = identity.of_classes(config, complete)
@@ -287,10 +274,7 @@ def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config whose model and task have the types of the named configs: 1 is 1.0 where they have a float.
-
-    Raises ConfigError for a field of another type.
-    """
+    """Return a config whose model and task have the types of the named configs: 1 is 1.0 where they have a float."""
     return {**config, **{group: _like(config.get(group), named.get(group), group) for group in ("model", "task")}}
 
 

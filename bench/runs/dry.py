@@ -12,17 +12,8 @@ from steadymoe.bench.runs.run_folder import States
 from steadymoe.bench.support.text import shortened
 
 # What decides the time of a step. Losses cost little next to a forward: of an algorithm, only ``sampling`` counts.
-_COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
-_COSTS += [
-    "updates_per_rollout",
-    "minibatch_prompts",
-    "device",
-    "precision",
-    "experts",
-    "threads",
-    "measure",
-    "microbatch",
-]
+_COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction", "device"]
+_COSTS += ["updates_per_rollout", "minibatch_prompts", "precision", "experts", "threads", "measure", "microbatch"]
 # Status → what the command does about such runs.
 _ACTIONS = {
     "missing": "to run",
@@ -57,7 +48,6 @@ def summary(states: Sequence[run_folder.State], skipped: int = 0) -> str:
 
 
 def _plan(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each run: what it is, its learning rate, its folder."""
     names, here = compose.labels(runs), Path.cwd()
     return [
         f"  {name}, learning rate {run.config.optimizer.learning_rate:g}: "
@@ -67,7 +57,6 @@ def _plan(runs: Sequence[Run]) -> list[str]:
 
 
 def _minutes(runs: Sequence[Run], states: States, processes: int | None) -> str:
-    """Return the time of all remaining steps, at the pace of finished runs with the same settings."""
     paces = _paces(Path(runs[0].config.results_dir))
     seconds = 0.0
     for run in runs:
@@ -83,7 +72,6 @@ def _minutes(runs: Sequence[Run], states: States, processes: int | None) -> str:
 
 
 def _cold_starts(runs: Sequence[Run]) -> list[str]:
-    """Return a line with the number of cold starts that must be trained before the steps, if there are any."""
     configs = [run.config for run in runs if run.config.has_own_cold_start]
     files = {Path(config.results_dir) / "cold_starts" / f"{config.cold_start_fingerprint}.json" for config in configs}
     absent = sum(not file.exists() for file in files)

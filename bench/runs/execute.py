@@ -7,16 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import Timeout
 from hydra.utils import instantiate
 from transformers import PreTrainedModel
 
 from steadymoe.bench.runs import compose, identity, loggers, progress, provenance, record, run_folder, start_evaluation
-from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.statistics.collapse import Rule, judge
 from steadymoe.bench.support import blame, processes
+from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import derive, repeatable
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
@@ -41,7 +42,9 @@ def execute(run: compose.Run) -> str:
             if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
                 return state.status
             if state.damage is not None:
-                recorded.quarantine(state.damage)
+                place = run_folder.move_away(run.folder, Path(run.config.results_dir), "damaged")
+                why = f"the run that was here was damaged ({state.damage}) and is now in {place}"
+                recorded.run["restarted"] = why
             try:
                 _train(run, recorded)
             except BaseException as error:  # a user's code may call sys.exit()
@@ -60,7 +63,8 @@ def execute(run: compose.Run) -> str:
 
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
-    need_device(config.device)
+    if config.device == "cuda" and not torch.cuda.is_available():  # perhaps another machine than composed the run
+        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
     resume_from = _resume_from(recorded, config.kept_rollout)
     recorded.begin(resume_from)
     samples.keep_until(recorded.folder, resume_from)
@@ -124,7 +128,6 @@ def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, Pre
 
 
 def _starts(config: RunConfig) -> Path:
-    """Return the folder of the cached cold starts and of their evaluations."""
     return Path(config.results_dir) / "cold_starts"
 
 
@@ -154,7 +157,6 @@ def _resume_from(recorded: Record, keep: int | None) -> int | None:
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:
-    """Return the content of ``run.json`` before a run starts."""
     config = run.config
     return {
         "status": "running",

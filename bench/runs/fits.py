@@ -2,22 +2,14 @@
 the model's positions, the run into memory, the given weights into the model. All this takes torch and transformers.
 
 The bound of memory is a lower one: a run that it refuses cannot be made. It assumes that responses use their whole
-budget of tokens, and counts only tensors that must be in memory at the same time, at four bytes a number. While the run
-samples or is in an update, whichever takes more:
-
-- for each token of a rollout an id and a mask, of eight bytes each, and a log-probability;
-- for each response while it is sampled, the log-probabilities of the next token over the vocabulary;
-- under mask replay, for each response token a byte for every token of the vocabulary;
-- for each token of a response in an update, the states between layers (layers times hidden size numbers), which the
-  backward needs; for a demonstration, the tokens of the prompt instead.
-
-All the time: the responses of the probe, and the old weights that ``routing.lag`` keeps.
+budget of tokens, and counts only tensors that must be in memory at the same time.
 """
 
 import functools
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
+from steadymoe.bench.runs.identity import flatten
 from steadymoe.bench.schema import EXPERTS, RunConfig
 from steadymoe.bench.support.errors import ConfigError, Dense
 from steadymoe.bench.support.seeding import numpy_generator
@@ -35,6 +28,7 @@ from steadymoe.bench.tasks import Task, check_streams, decoded, end_ids
 from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
 
+# Bytes: of a token (id, mask and log-probability) and of a number.
 _TOKEN, _NUMBER = 8 + 8 + 4, 4
 # The files with a container's memory limit, in version 2 and version 1 of control groups.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -77,15 +71,6 @@ def check(config: RunConfig) -> None:
         _dense(config, traits)
 
 
-def need_device(device: str) -> None:
-    """Raise ConfigError for a device that this machine does not have.
-
-    The runs of a sweep may begin on another machine than the one that composes it, and look for their GPU there.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
-
-
 def _advantage(config: RunConfig, traits: Traits) -> None:
     """Raise an error if the advantage needs larger groups, or if dynamic sampling drops groups with a signal."""
     advantage = build_class(config.used_advantage)
@@ -101,7 +86,6 @@ def _advantage(config: RunConfig, traits: Traits) -> None:
 
 
 def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
-    """Raise ConfigError for a class that is no engine, and for a truncation that cuts nothing or breaks the loss."""
     engine = build_class(config.engine)
     if not isinstance(engine, Engine):
         raise ConfigError(f"an engine must be a steadymoe.models.engine.Engine; got {type(engine).__name__}")
@@ -132,23 +116,13 @@ def router_settings(model: Mapping[str, Any], flat: Mapping[str, Any], typed: se
 
 
 def _dense(config: RunConfig, traits: Traits) -> None:
-    """Raise ConfigError for a setting that acts on routers or experts, which a dense model does not have."""
-    routing, cold_start, usual = config.routing, config.cold_start, EXPERTS[0]
-    balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
-    if routing.replay != "off" or routing.freeze or balanced:
+    on = router_settings(config.model, flatten(asdict(config)), set())
+    if config.routing.replay != "off" or config.routing.freeze or any(key.startswith("routing.") for key in on):
         raise Dense("this model is dense and has no routers to replay, freeze or balance; use routing=off")
-    dials = {
-        "optimizer.router_factor": config.optimizer.router_factor != 1,
-        "optimizer.expert_factor": config.optimizer.expert_factor != 1,
-        "cold_start.router_factor": cold_start.router_factor != 1,
-        "cold_start.aux_loss": cold_start.aux_loss > 0,
-        "cold_start.z_loss": cold_start.z_loss > 0,
-    }
-    for key, is_turned in dials.items():
-        if is_turned:
-            raise Dense(f"this model is dense and has no routers or experts: {key} would have no effect; leave it out")
-    if config.experts != usual:
-        raise Dense(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
+    if key := next((key for key in on if key != "experts"), None):
+        raise Dense(f"this model is dense and has no routers or experts: {key} would have no effect; leave it out")
+    if "experts" in on:
+        raise Dense(f"this model is dense: experts={config.experts} would have no effect; use experts={EXPERTS[0]}")
     if traits.routes:
         raise ConfigError("this algorithm weights tokens by their routing, but the model is dense; choose another")
 
@@ -194,10 +168,7 @@ def _task_of_model(model_config: str, task_config: str) -> Task:
 
 @functools.cache
 def _task_of_checkpoint(path: str, content: str, task_config: str) -> Task:
-    """Return the task. Raises ValueError if the checkpoint in ``path`` has too few positions or tokens for it.
-
-    ``content`` is the checkpoint's digest: reading a tokenizer takes a second.
-    """
+    """Return the task. Raises ValueError if the checkpoint in ``path``, of the digest ``content``, does not fit it."""
     task, tokenizer = instantiate(json.loads(task_config)), pretrained.load_tokenizer(path)
     new = task.max_new_tokens
     try:
@@ -277,13 +248,13 @@ def memory_need(config: RunConfig, task: Task) -> int:
     rollout, evaluation, cold_start = config.rollout, config.evaluation, config.cold_start
     responses, checked = config.prompts * rollout.responses, cold_start.check_prompts * config.has_own_cold_start
     largest = max(responses, evaluation.prompts, evaluation.pass_k, checked)
-    sampling = largest * (length * _TOKEN + words * _NUMBER)
+    sampling = largest * (length * _TOKEN + words * _NUMBER)  # with the probabilities of a response's next token
     masks = responses * task.max_new_tokens * words if config.engine.get("replay_mask") else 0
     held = config.probe.responses * length * _TOKEN
     if "path" in config.model:
         return held + masks + sampling
     shape = _shape(json.dumps(config.model["config"]))
-    states = shape.layers * shape.width * _NUMBER
+    states = shape.layers * shape.width * _NUMBER  # of a token between layers, which the backward needs
     updating = (config.microbatch or responses // config.updates_per_rollout) * task.max_new_tokens * states
     starting = cold_start.batch_size * len(prompt) * states * config.has_own_cold_start
     if config.routing.lag is not None:
@@ -304,16 +275,12 @@ def check_memory(config: RunConfig, task: Task) -> None:
 
 
 def _on_meta(config: RunConfig, task: Task) -> PreTrainedModel:
-    """Return the model without memory for its weights."""
     with torch.device("meta"):
         return build.build(config.model["config"], task.tokenizer, 0)
 
 
 def _check_start(config: RunConfig, task: Task) -> None:
-    """Raise ValueError, in one line, unless ``cold_start.path``, if given, holds weights of the model.
-
-    Only the header of the file is read.
-    """
+    """Raise ValueError unless ``cold_start.path``, if given, holds weights of the model, by the header of the file."""
     if (path := config.cold_start.path) is None:
         return
     if "path" in config.model:

@@ -34,11 +34,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def changes_numbers(key: str) -> bool:
-    """Return whether the field ``key`` can change what a run records."""
-    return key not in NO_NUMBERS
-
-
 def of_classes(config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
     """Return a config with ``change`` made to each section of a class: loss, advantage, correction, engine."""
 
@@ -57,7 +52,7 @@ def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping
 
     ``flat`` is a config by dotted keys, ``reference`` its named configs as they stand.
     """
-    keys = [key for key in flat if changes_numbers(key) and key != "seed"]
+    keys = [key for key in flat if key not in (*NO_NUMBERS, "seed")]
     changed = {key: flat[key] for key in keys if key not in reference or reference[key] != flat[key]}
     changed |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
     return changed
@@ -78,7 +73,7 @@ def config_hash(config: Mapping[str, Any]) -> str:
         from steadymoe.models import pretrained  # transformers is imported for this alone
 
         numbers["model.path"] = pretrained.digest(config["model"]["path"])
-    return _digest(numbers)
+    return digest(numbers)[:16]
 
 
 def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
@@ -88,17 +83,19 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
     """
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF if group != "optimizer" or group in swept))
     numbers = _hashed(config)
-    return _digest({k: v for k, v in numbers.items() if not k.startswith(named) and k != "seed" and k not in swept})
+    shared = {k: v for k, v in numbers.items() if not k.startswith(named) and k != "seed" and k not in swept}
+    return digest(shared)[:16]
 
 
 def _hashed(config: Mapping[str, Any]) -> dict[str, Any]:
     from steadymoe.bench.schema import is_added  # pydantic, which `steadymoe status` need not wait for
 
-    return {key: value for key, value in flatten(config).items() if changes_numbers(key) and not is_added(key, value)}
+    return {key: value for key, value in flatten(config).items() if key not in NO_NUMBERS and not is_added(key, value)}
 
 
-def _digest(numbers: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON, 64 hex digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def axes_name(axes: Mapping[str, Any]) -> str:
@@ -139,7 +136,6 @@ def _tail(path: str, count: int, cut: int | None) -> str:
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the fields in which two configs differ and that change numbers, as ``key: old -> new``, in one line."""
     before, after = flatten(old), flatten(new)
-    keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
-    return ", ".join(
-        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if changes_numbers(key)
-    )
+    keys = [key for key in sorted(before | after) if key not in NO_NUMBERS]
+    values = [(key, before.get(key, "absent"), after.get(key, "absent")) for key in keys]
+    return ", ".join(f"{key}: {then} -> {now}" for key, then, now in values if then != now)

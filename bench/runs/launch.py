@@ -1,7 +1,4 @@
-"""Hand checked runs to a launcher of Hydra. A job gets the path of its run's checked config and composes nothing.
-
-This module also stops a worker at once when its launcher is gone, so that no process of a sweep is left behind.
-"""
+"""Hand checked runs to a launcher of Hydra. A job gets the path of its run's checked config and composes nothing."""
 
 import copy
 import os
@@ -21,6 +18,7 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from steadymoe import conf
 from steadymoe.bench.runs import overrides
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.support import external, processes
@@ -109,7 +107,7 @@ def show(flags: Sequence[str]) -> None:
     overrides.add_rows()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints an error and exits
     sys.argv = ["steadymoe run", *flags]
-    hydra.main(config_path=str(overrides.CONF.resolve()), config_name="config", version_base="1.3")(lambda _: None)()
+    hydra.main(config_path=str(conf.ROOT.resolve()), config_name="config", version_base="1.3")(lambda _: None)()
 
 
 def refuse_absent_cluster(args: Sequence[str]) -> None:

@@ -31,8 +31,6 @@ from steadymoe.bench.support import blame, external, processes
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.text import nearest
 
-CONF = conf.ROOT
-
 # The command that prints every config of a group, and every key.
 _HELP = "`steadymoe run --help`"
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
@@ -111,7 +109,7 @@ def composing(args: Sequence[str] = ()) -> Iterator[None]:
             Plugins.instance().register(SearchPath)
     started: AbstractContextManager[object] = nullcontext()
     if not GlobalHydra.instance().is_initialized():
-        started = hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3")
+        started = hydra.initialize_config_dir(str(conf.ROOT.resolve()), version_base="1.3")
     with started, errors_in_one_line():
         yield
 
@@ -140,9 +138,14 @@ def reference(args: Sequence[str]) -> dict[str, Any]:
 
 
 def settings(args: Sequence[str]) -> DictConfig:
-    """Return the config that all points of a sweep share, with Hydra's own part (launcher, folders) under ``hydra``."""
+    """Return the config that all points of a sweep share, with Hydra's own part (launcher, folders) under ``hydra``.
+
+    It lacks the args that have several values, and the fields of groups that have several names.
+    """
     with composing(args):
-        return _settings(args)
+        several = swept(args)
+        groups = {key_of(arg) for arg in several}
+        return _composed([arg for arg in args if arg not in several and key_of(arg).split(".")[0] not in groups])
 
 
 def swept(args: Sequence[str]) -> list[str]:
@@ -156,7 +159,7 @@ def points(args: Sequence[str], multirun: bool) -> list[list[str]]:
 
     In ``composing`` only.
     """
-    values, hydra_config = _values(args, args), _settings(args).hydra
+    values, hydra_config = _values(args, args), settings(args).hydra
     _refuse_launcher(hydra_config.launcher)
     if not is_sweep(hydra_config, multirun):
         if several := swept(args):
@@ -214,7 +217,7 @@ def _values(overrides: Sequence[str], args: Sequence[str]) -> dict[str, list[str
             raise ConfigError(f"{arg} has no values to sweep over")
         if key == "experiment":
             others = [other for other in args if other != arg]
-            commands = [shlex.join(["steadymoe", "run", chosen, *others]) for chosen in found[key]]
+            commands = [command_of([chosen, *others]) for chosen in found[key]]
             raise ConfigError(f"{arg} names {len(commands)} sweeps; run them one by one: {'; '.join(commands)}")
     return found
 
@@ -227,13 +230,6 @@ def _refuse_launcher(launcher: DictConfig) -> None:
         raise ConfigError("hydra.launcher.n_jobs must be a number of processes, or -1 for one on each core; got 0")
     if launcher.get("backend") not in (None, "loky"):
         raise ConfigError(f"hydra.launcher.backend must be loky, or left out; got {launcher.backend}")
-
-
-def _settings(args: Sequence[str]) -> DictConfig:
-    """Return the config of the args without several values, and without fields of groups that have several names."""
-    several = swept(args)
-    groups = {key_of(arg) for arg in several}
-    return _composed([arg for arg in args if arg not in several and key_of(arg).split(".")[0] not in groups])
 
 
 def _composed(args: Sequence[str]) -> DictConfig:
@@ -259,7 +255,6 @@ def _with_home(arg: str) -> str:
 
 
 def _refuse_choice(each: Override) -> None:
-    """Raise ConfigError if an override gives a config group something other than one name."""
     group, value = each.key_or_group, each.value()
     if group not in _groups(external.versions()):
         return

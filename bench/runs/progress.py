@@ -143,7 +143,6 @@ def _state(run: Run) -> dict[str, Any]:
 
 
 def _totals(states: Sequence[dict[str, Any]]) -> str:
-    """Return the highest reward of all runs, and how many collapsed, diverged and failed."""
     best = [state["best_reward"] for state in states if state.get("best_reward") is not None]
     counts = Counter(state["status"] for state in states)
     parts = [f"best {max(best):.2f}"] if best else []

@@ -166,11 +166,6 @@ class Record:
             return False
         return wanted <= steps and wanted <= updates
 
-    def quarantine(self, why: str) -> None:
-        """Move a damaged run out of the folder; ``run.json`` will name its new place and the reason."""
-        place = run_folder.move_away(self.folder, Path(self.run["config"]["results_dir"]), "damaged")
-        self.run["restarted"] = f"the run that was here was damaged ({why}) and is now in {place}"
-
     def append(self, rows: dict[str, list[Row]]) -> None:
         """Append the rows of a finished step; ``steps`` is written last and marks the step as whole.
 

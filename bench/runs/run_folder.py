@@ -41,7 +41,6 @@ _Object = dict[str, Any]
 
 
 def _at(place: str) -> Any:
-    """Read a field from a dotted place."""
     return Field(validation_alias=AliasPath(*place.split(".")))
 
 
@@ -148,7 +147,6 @@ def known(folder: Path) -> dict[str, Any]:
 
 
 def _invalid(facts: dict[str, Any]) -> str | None:
-    """Return the first fact that no run writes; None if there is none."""
     try:
         run = _FACTS.validate_python(facts)
     except ValidationError as error:
@@ -247,13 +245,11 @@ def read_states(folders: Iterable[Path]) -> dict[Path, State]:
 
 
 def _place(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the folders in which a run is recorded."""
     names = (facts[key] for key in ("experiment", "algorithm", "model", "task", "axes_name"))
     return (*filter(None, names), f"seed={facts['seed']}")
 
 
 def _damaged_table(folder: Path, facts: Mapping[str, Any]) -> str | None:
-    """Return why the tables of an ended run are not whole, by the checksums in ``run.json``; None if they are."""
     if facts.get("tables") is None:
         return "it has no checksums of its tables"
     for table in columns.TABLES:
@@ -388,20 +384,24 @@ def add_to_plan(runs: Sequence["Run"], sweep: str | None = None) -> None:
     """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; no entry is removed.
 
     A plan has a command for each run: the last ``sweep``, which makes all of ``runs``, or else the run's own. One that
-    cannot be read is kept next to the new one, as ``plan.json.damaged``.
+    cannot be read is kept next to the new one, as ``plan.json.damaged``. Raises ConfigError for what cannot be written.
     """
     for experiment in {run.config.experiment_name for run in runs}:
         ours = [run for run in runs if run.config.experiment_name == experiment]
-        folder = files.folder(Path(ours[0].config.results_dir).absolute(), "runs", experiment)
-        plan = folder / "plan.json"
-        with FileLock(files.replaceable(folder / ".plan.lock")):
-            before, why = planned(folder)
-            if why is not None:
-                plan.replace(plan.with_name("plan.json.damaged"))
-            commands = {str(run.folder.relative_to(folder)): sweep or run.command for run in ours}
-            after = before | commands if sweep else commands | before
-            if after != before:
-                files.write_json(plan, after)
+        results = ours[0].config.results_dir
+        try:
+            folder = files.folder(Path(results).absolute(), "runs", experiment)
+            plan = folder / "plan.json"
+            with FileLock(files.replaceable(folder / ".plan.lock")):
+                before, why = planned(folder)
+                if why is not None:
+                    plan.replace(plan.with_name("plan.json.damaged"))
+                commands = {str(run.folder.relative_to(folder)): sweep or run.command for run in ours}
+                after = before | commands if sweep else commands | before
+                if after != before:
+                    files.write_json(plan, after)
+        except OSError as error:
+            raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
 
 
 def planned(experiment: Path) -> tuple[dict[str, str], str | None]:

@@ -1,6 +1,5 @@
 """The evaluation of a cold start: measured once, kept next to it, and shared by every run that begins there."""
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from steadymoe.bench.runs import provenance
+from steadymoe.bench.runs import identity, provenance
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import files
 from steadymoe.bench.support.text import visible
@@ -28,7 +27,7 @@ def of_start(config: RunConfig, start: Mapping[str, Any], cache: Path, measure: 
     if "sha256" not in start:
         return measure()
     key = _key(config, start)
-    name = f"{config.cold_start_fingerprint}.evaluation-{_digest(key)[:16]}"
+    name = f"{config.cold_start_fingerprint}.evaluation-{identity.digest(key)[:16]}"
     path = cache / f"{name}.json"
     with FileLock(files.replaceable(cache / f".{name}.lock")):
         try:
@@ -38,7 +37,7 @@ def of_start(config: RunConfig, start: Mapping[str, Any], cache: Path, measure: 
         except (OSError, ValueError, TypeError, KeyError) as error:
             print(f"steadymoe: {visible(path)} is damaged and is measured again: {visible(error)}", file=sys.stderr)
         rows = measure()
-        files.write_json(path, {"key": key, "sha256": _digest(rows), "rows": rows})
+        files.write_json(path, {"key": key, "sha256": identity.digest(rows), "rows": rows})
         return rows
 
 
@@ -57,10 +56,6 @@ def _rows(kept: Any, key: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a file. Raises ValueError, TypeError or KeyError unless they are those that were measured."""
     if kept["key"] != json.loads(json.dumps(key)):
         raise ValueError("it is of another evaluation")
-    if kept["sha256"] != _digest(kept["rows"]):
+    if kept["sha256"] != identity.digest(kept["rows"]):
         raise ValueError("its rows are not those that were measured")
     return list(kept["rows"])
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ def main(args: list[str]) -> int:
 
 
 def _watch(results: Path) -> None:
-    """Show the status on a screen that is refreshed, until interrupted."""
     from rich.live import Live
     from rich.text import Text
 
@@ -83,23 +81,14 @@ def lines(results: Path) -> list[str]:
     return lines or [f"no runs below {visible(place)}; start some with: steadymoe run experiment=quickstart"]
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A run to rerun or to look at."""
-
-    what: str
-    run: Path
-    why: str | None
-    rerun: str | None = None
-
-    def lines(self, experiment: Path) -> list[str]:
-        why = f" ({visible(self.why)})" if self.why else ""
-        first = f"  {self.what}: {visible(self.run.relative_to(experiment.parent))}{why}"
-        return [first] if self.rerun is None else [first, f"    {_shown('rerun', self.rerun, experiment)}"]
+def _row(experiment: Path, what: str, run: Path, why: str, rerun: str | None = None) -> list[str]:
+    """Return the lines on a run to rerun or to look at."""
+    reason = f" ({visible(why)})" if why else ""
+    first = f"  {what}: {visible(run.relative_to(experiment.parent))}{reason}"
+    return [first] if rerun is None else [first, f"    {_shown('rerun', rerun, experiment)}"]
 
 
 def _experiment_lines(folder: Path, states: States, plan: Mapping[str, str]) -> list[str]:
-    """Return the lines on one experiment: its counts, how to resume its sweeps, and its ``_Row``s."""
     commands = {run: plan.get(str(run.relative_to(folder))) for run in states}
     to_do = [run for run, state in states.items() if state.status in _TO_DO]
     sweeps = {command: n for command, n in Counter(commands[run] for run in to_do).items() if command and n > 1}
@@ -114,34 +103,36 @@ def _experiment_lines(folder: Path, states: States, plan: Mapping[str, str]) -> 
     for command, n in sweeps.items():
         which = "all" if n == len(to_do) else f"{n} of"
         lines.append(f"  {_shown(f'resume {which} {len(to_do)}', command, folder)}")
-    rows = [_unfinished(run, states[run], commands[run], sweeps) for run in to_do]
-    rows += [row for run, found in differences.items() for row in _ended(run, states[run].facts, found)]
-    lines += [line for row in rows if row is not None for line in row.lines(folder)]
+    for run in to_do:
+        lines += _unfinished(folder, run, states[run], commands[run], sweeps)
+    for run, found in differences.items():
+        lines += _ended(folder, run, states[run].facts, found)
     return lines + [f"  finished, their code cannot be compared: {n} ({visible(why)})" for why, n in unknown.items()]
 
 
-def _unfinished(run: Path, state: State, planned: str | None, sweeps: Container[str]) -> _Row | None:
-    """Return the row of a run that its command can still make; None if ``sweeps``, listed before, count it."""
+def _unfinished(folder: Path, run: Path, state: State, planned: str | None, sweeps: Container[str]) -> list[str]:
+    """Return the lines on a run that its command can still make; none if ``sweeps``, listed before, count it."""
     command = state.facts.get("command") or planned
     if command in sweeps and state.status == "missing":
-        return None
+        return []
     error = str(state.facts.get("error") or "").strip().splitlines()[-1:] if state.status == "failed" else []
     whys = [*error, *filter(None, [state.damage])]
     whys += ["no known command reproduces it; you can remove it"] if command is None else []
-    return _Row(_SHOWN.get(state.status, state.status), run, "; ".join(whys), None if command in sweeps else command)
+    rerun = None if command in sweeps else command
+    return _row(folder, _SHOWN.get(state.status, state.status), run, "; ".join(whys), rerun)
 
 
-def _ended(run: Path, facts: Mapping[str, Any], difference: provenance.Difference) -> Iterator[_Row]:
-    """Yield rows on an ended run that is stale, or whose replay is misaligned."""
+def _ended(folder: Path, run: Path, facts: Mapping[str, Any], difference: provenance.Difference) -> Iterator[str]:
+    """Yield lines on an ended run that is stale, or whose replay is misaligned."""
     if difference.stale is not None:
-        yield _Row("stale", run, difference.stale, f"{facts['command']} --redo")
+        yield from _row(folder, "stale", run, difference.stale, f"{facts['command']} --redo")
     if facts["routing"] in ("off", "freeze"):
         return
     from steadymoe.bench.runs import outcome, record  # tables, which no other row needs
 
     with suppress(OSError, ValueError):  # another command names a table that cannot be read
         if (fault := outcome.misaligned(record.read_table(run, "steps"))) is not None:
-            yield _Row("replay is misaligned", run, fault)
+            yield from _row(folder, "replay is misaligned", run, fault)
 
 
 def _shown(what: str, command: str, experiment: Path) -> str:

@@ -37,7 +37,6 @@ def notes(runs: Sequence["Run"]) -> list[str]:
 
 
 def _relations(config: RunConfig) -> None:
-    """Raise ConfigError for fields of the suite's own groups that do not fit each other."""
     routing = config.routing
     if config.savings.reuse_sampler_logprobs is not None:
         exact = config.engine.get("_target_", "").endswith(".Exact") and config.precision == "fp32"
@@ -78,7 +77,6 @@ def _relations(config: RunConfig) -> None:
 
 
 def _places(config: RunConfig) -> None:
-    """Raise ConfigError for names, folders, files and packages that cannot be used."""
     if not is_name(name := config.experiment_name):
         raise ConfigError(
             f"experiment_name may hold up to {LONGEST_NAME} letters, digits, '.', '_', '-' and '@', and may not begin "

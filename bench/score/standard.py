@@ -116,6 +116,6 @@ def changed_setting(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: Co
     before, after = identity.flatten(theirs), identity.flatten(ours)
     for key in before | after:
         fixed = key.startswith("algorithm.sampling.") or key.partition(".")[0] not in {"algorithm", *free}
-        if fixed and identity.changes_numbers(key) and before.get(key) != after.get(key):
+        if fixed and key not in identity.NO_NUMBERS and before.get(key) != after.get(key):
             return f"{key}: {before.get(key)} -> {after.get(key)}"
     return None

@@ -113,7 +113,6 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def _levels(value: Any) -> int:
-    """Return how many lists and objects lie in one another."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inside is None else 1 + max(map(_levels, inside), default=0)
 

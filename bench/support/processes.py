@@ -47,11 +47,6 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, Interrupted if _tells else KeyboardInterrupt)
 
 
-def ends(error: BaseException) -> bool:
-    """Return whether an error would end the process, as ``sys.exit()`` in a user's code does."""
-    return not isinstance(error, Exception) and not is_interrupt(error)
-
-
 def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
     """``list(map(function, *arguments))`` with one process for each core; a single call runs in this process.
 
@@ -72,6 +67,6 @@ def _call(function: Callable[..., T], *arguments: Any) -> T:
     try:
         return function(*arguments)
     except BaseException as error:
-        if ends(error):  # a SystemExit would end the caller too, in silence
-            raise RuntimeError(blame.one_line(error)) from error
-        raise
+        if isinstance(error, Exception) or is_interrupt(error):
+            raise
+        raise RuntimeError(blame.one_line(error)) from error  # a SystemExit would end the caller too, in silence

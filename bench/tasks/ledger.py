@@ -79,5 +79,4 @@ class Ledger(CharacterTask):
 
 
 def _cells(prompt: str) -> Iterator[tuple[str, str]]:
-    """Yield the sign and the digit of each cell."""
     return ((sign, digit) for sign, digit in re.findall(r"([-+.])(\d)_", prompt))

@@ -70,5 +70,4 @@ class Selection(CharacterTask):
         return float(well_formed and response.endswith("".join(line)))
 
     def _smallest(self, line: Sequence[str], front: int) -> int:
-        """Return the first place from ``front`` on that holds the smallest symbol."""
         return min(range(front, self.length), key=lambda place: self.symbols.index(line[place]))

@@ -45,5 +45,4 @@ class Sort(CharacterTask):
         return float(finished and response == self._sorted(prompt))
 
     def _sorted(self, prompt: str) -> str:
-        """The prompt's symbols in the order of ``symbols``."""
         return "".join(sorted(prompt[:-1], key=self.symbols.index))

@@ -138,12 +138,7 @@ def test_dictionaries_of_one_group_are_merged_in_a_sweep_as_in_a_run() -> None:
 
 
 def test_hydra_section_matches_hydras_composition() -> None:
-    words = [
-        "experiment=cell_mismatch",
-        "hydra.launcher.n_jobs=2",
-        "results_dir=elsewhere",
-        "experiment_name=mine",
-    ]
+    words = ["experiment=cell_mismatch", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
     with overrides.composing():
         ours, theirs = overrides.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
         assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"

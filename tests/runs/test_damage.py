@@ -42,7 +42,6 @@ def edited(**changes: object) -> Callable[[Path], object]:
 
 
 def flip(path: Path) -> None:
-    """Flip one bit in the middle."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

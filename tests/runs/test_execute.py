@@ -252,11 +252,8 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(execute.Trainer, "step", losing)
     assert execute.execute(made) == "collapsed"
-    assert run_folder.known(made.folder)["diverged"] == {
-        "reason": "reward",
-        "step": 5,
-        "update": None,
-    }  # averages of two
+    event = {"reason": "reward", "step": 5, "update": None}  # averages of two
+    assert run_folder.known(made.folder)["diverged"] == event
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
     assert run_folder.read_state(made.folder).status == "collapsed"
     (line,) = outcome.lines([made], {made.folder: run_folder.read_state(made.folder)})

@@ -8,8 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from small_runs import assert_same
-from small_sweeps import at_work, holds, launched, runs_of, wait_for
+from small_sweeps import assert_complete, at_work, holder, launched, runs_of, wait_for
 
 from steadymoe.bench.runs import compose, run_folder
 
@@ -31,12 +30,6 @@ def basic(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
     return runs_of(folder, "updates=60")
 
 
-def assert_complete(runs: list[compose.Run], basic: list[compose.Run]) -> None:
-    for one, other in zip(runs, basic, strict=True):
-        assert run_folder.read_state(one.folder).status == "finished"
-        assert_same(one.folder, other.folder)
-
-
 @pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_numbers_match_the_basic_launcher(
     words: list[str], tmp_path: Path, basic: list[compose.Run], monkeypatch: pytest.MonkeyPatch
@@ -52,21 +45,12 @@ def test_numbers_match_the_basic_launcher(
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-def holder(each: compose.Run) -> int | None:
-    """The process that is at a run."""
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return next((pid for pid in pids if holds(pid, each.folder)), None)
-
-
 @pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_a_killed_worker_loses_nothing(words: list[str], tmp_path: Path, basic: list[compose.Run]) -> None:
     runs = runs_of(tmp_path, "updates=60")
     launcher = launched(tmp_path, *words, "updates=60")
     wait_for(lambda: at_work(runs, 3), 120)
-    victim = at_work(runs)[0]
-    worker = holder(victim)
-    assert worker is not None
-    os.kill(worker, signal.SIGKILL)
+    os.kill(holder(at_work(runs)[0]), signal.SIGKILL)
     said, _ = launcher.communicate(timeout=240)
     if "ray" in words[0]:
         assert launcher.returncode == 0, said  # Ray begins a lost task again by itself, submitit does not

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 from small_runs import SMALL, assert_same, planned
-from small_sweeps import SWEEP, at_work, holds, launched, runs_of, wait_for
+from small_sweeps import SWEEP, assert_complete, at_work, holder, launched, runs_of, wait_for
 
 from steadymoe.bench.runs import compose, execute, launch, record, run_folder, status
 from steadymoe.bench.support import files
@@ -26,31 +26,12 @@ from steadymoe.bench.training.trainer import Trainer
 LONG = "updates=32"
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started, and that are still there."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            after_name = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # gone meanwhile
-        if int(after_name[1]) == pid and after_name[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
     """The same sweep, run by run in this process."""
     runs = runs_of(tmp_path_factory.mktemp("undisturbed"), LONG)
     assert [execute.execute(each) for each in runs] == ["finished"] * 4
     return runs
-
-
-def assert_complete(runs: list[compose.Run], undisturbed: list[compose.Run]) -> None:
-    for one, other in zip(runs, undisturbed, strict=True):
-        assert run_folder.read_state(one.folder).status == "finished"
-        assert_same(one.folder, other.folder)
 
 
 @pytest.mark.check
@@ -79,8 +60,7 @@ def test_sweep_continues_after_a_killed_worker(tmp_path: Path, undisturbed: list
     runs = runs_of(tmp_path, LONG)
     launcher = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     wait_for(lambda: at_work(runs, 3))
-    holders = [pid for pid in children(launcher.pid) if any(holds(pid, each.folder) for each in at_work(runs))]
-    os.kill(holders[0], signal.SIGKILL)
+    os.kill(holder(at_work(runs)[0]), signal.SIGKILL)
     said, _ = launcher.communicate(timeout=400)
     assert launcher.returncode == 0, said
     assert "a worker was killed" in said

@@ -35,7 +35,6 @@ def training_code() -> dict[str, Any]:
 
 
 def statements(file: Path) -> str:
-    """Return a hash of the syntax tree of a file."""
     return "ast1:" + hashlib.sha256(_of(file.read_bytes()).encode()).hexdigest()[:16]
 
 

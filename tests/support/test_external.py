@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fixtures import Said
 
-from steadymoe.bench.runs import compose, overrides
+from steadymoe.bench.runs import compose
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import external, source
 
@@ -68,5 +68,5 @@ def test_user_modules_come_after_python_and_the_suite(monkeypatch: pytest.Monkey
     found = source.find("torch")
     assert found is not None
     assert source.is_installed(found)
-    assert source.find("steadymoe.algorithms.grpo") == overrides.CONF.parent / "algorithms" / "grpo.py"
+    assert source.find("steadymoe.algorithms.grpo") == source.SUITE / "algorithms" / "grpo.py"
     assert [source.find(name) for name in ("absent", "..", "", "mine/only_mine", "json/..only_mine")] == [None] * 5
