@@ -145,16 +145,12 @@ class _Side:
 
         Runs that never fall below the threshold tolerate at least the end of their grid.
         """
-        own_ND = self.own[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
         if self.reference is None or self.starts is None:
-            return own_ND[:, 0], False
-        theirs_ND = self.reference[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
-        start_N = self.starts[seeds].to_numpy(float)[draws_NS].mean(-1)
-        curve = tolerance.Curve(self.own.index.to_numpy(float), self.own[seeds].to_numpy(float))
-        threshold_N = tolerance.threshold(start_N, theirs_ND)
-        crossed_N = tolerance.crossings(own_ND, curve.values_D, threshold_N)
-        crossed_N[theirs_ND.max(1) <= start_N] = np.nan  # GRPO gains nothing: there is no threshold
-        return np.log(np.minimum(crossed_N, curve.values_D[-1])), bool(np.isinf(crossed_N[0]))
+            return self.own[seeds].to_numpy(float)[0, draws_NS].mean(-1), False
+        starts_S = self.starts[seeds].to_numpy(float)
+        (crossed_N,), gain_N = tolerance.in_draws([self.own[seeds]], self.reference[seeds], starts_S, draws_NS)
+        crossed_N[gain_N <= 0] = np.nan  # GRPO gains nothing: there is no threshold
+        return np.log(np.minimum(crossed_N, self.own.index[-1])), bool(np.isinf(crossed_N[0]))
 
 
 def _measured(claim: Claim, results: Path, known: dict[str, _Recorded]) -> dict[str, Any]:
@@ -168,9 +164,8 @@ def _measured(claim: Claim, results: Path, known: dict[str, _Recorded]) -> dict[
         seeds[side.model] = side.seeds.intersection(seeds.get(side.model, side.seeds))
     if (n := min(map(len, seeds.values()))) == 0:
         raise UserError(f"claim {claim.claim!r}: its sides share no seed")
-    rng, draws = np.random.default_rng(0), {}
-    for model, its in seeds.items():
-        draws[model] = np.vstack([np.arange(len(its)), rng.integers(len(its), size=(RESAMPLES, len(its)))])
+    rng = np.random.default_rng(0)
+    draws = {model: tolerance.draws(len(its), rng) for model, its in seeds.items()}
     weights = np.array([float(side["weight"]) for side in claim.sides])
     numbers, beyond = zip(*(side.numbers(seeds[side.model], draws[side.model]) for side in sides), strict=True)
     sums_N, signs = weights @ np.stack(numbers), set(np.sign(weights[list(beyond)]))
