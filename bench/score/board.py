@@ -77,7 +77,7 @@ def kind(score: Score) -> str:
 
 def write_board(board: Path) -> list[Path]:
     """Write ``board.md``, ``board.html`` and the picture ``board.png`` to the folder ``board``; return the paths."""
-    blocks, facts = standard.blocks(), standard.made()
+    blocks, facts = [*standard.blocks().values()], standard.made()
     found = outcomes.scores(*blocks)
     table = rows(found)
     ran = [block for block in blocks if standard.FREE.name in set(block["side"])]
