@@ -249,19 +249,20 @@ def write(path: Path, results: Path, formats: Sequence[str], to: Path) -> list[P
     """Write table and figure of the claims in ``path``, by runs below ``results``, to ``to``; return the paths."""
     claims = read(path)
     rows = judged(claims, results)
-    columns = {"claim": rows["claim"], "asked": [f"{claim.direction} {claim.threshold:g}" for claim in claims]}
-    columns |= {"estimate": [f"{row.bound} {_estimate(row)}".strip() for row in rows.itertuples()]}
-    columns |= {
-        "decides": [claim.smallest for claim in claims],
-        "n": [f"{n} of {claim.seeds}" for claim, n in zip(claims, rows["n"], strict=True)],
-        "p": rows["p"].round(4),
-    }
     table = pd.DataFrame(
-        columns | {"verdict": rows["verdict"], "in practice, if right": [claim.practice for claim in claims]}
+        {
+            "claim": rows["claim"],
+            "asked": [f"{claim.direction} {claim.threshold:g}" for claim in claims],
+            "estimate": [f"{row.bound} {_estimate(row)}".strip() for row in rows.itertuples()],
+            "decides": [claim.smallest for claim in claims],
+            "n": [f"{n} of {claim.seeds}" for claim, n in zip(claims, rows["n"], strict=True)],
+            "p": rows["p"].round(4),
+            "verdict": rows["verdict"],
+            "in practice, if right": [claim.practice for claim in claims],
+        }
     )
-    return writer.figure(to, path.stem, figure(claims, rows), "", formats) + writer.table(
-        to, f"{path.stem}-verdicts", table, _CAPTION
-    )
+    paths = writer.figure(to, path.stem, figure(claims, rows), "", formats)
+    return paths + writer.table(to, f"{path.stem}-verdicts", table, _CAPTION)
 
 
 def _estimate(row: Any) -> Estimate:
@@ -286,7 +287,7 @@ def figure(claims: list[Claim], rows: pd.DataFrame) -> style.DataFigure:
                 style.dot(axis, row.claim, place, _estimate(row), look, row.verdict)
                 for line in {claim.threshold, -claim.threshold} if claim.direction == "equal" else {claim.threshold}:
                     axis.plot([line, line], [place - 0.3, place + 0.3], color="#777777", linewidth=0.8)
-            style.named_rows(axis, [name for *_, name in its], top_down=True)
+            style.named_rows(axis, [name for *_, name in its])
             axis.set_xlabel("ratio" if kind else "difference")
             if kind:
                 axis.set_xscale("log")

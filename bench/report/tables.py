@@ -1,10 +1,8 @@
 """Tables over seeds of ``Results``: summary, leaderboard, head to head, models, headline."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report import paper
@@ -262,8 +260,7 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
     arms = sorted(set(steps["arm"].astype(str)))
     table = pd.DataFrame(index=pd.Index(arms, name="arm"))
     for column, (metric, how) in numbers.items():
-        by_arm = run_numbers(steps, metric, how, ["arm", "seed"]).groupby("arm")
-        values = {str(arm): own.tolist() for arm, own in by_arm}
+        values = run_numbers(steps, metric, how, ["arm", "seed"]).groupby("arm").agg(list)
         log, bounds = metric in GEOMETRIC, columns.bounds(metric)
         table[column] = pd.Series({arm: over_seeds(values.get(arm, []), log, bounds) for arm in arms}, dtype=object)
     return table
@@ -299,7 +296,7 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
         {str(arm): each.set_index("seed")["value"] for arm, each in numbers.groupby("arm")}
         for numbers in (rewards, _rewards(steps, "gain"))
     )
-    answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
+    answers = {arm: evaluations[evaluations["arm"] == arm] for arm in ranked["arm"]}
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
@@ -315,18 +312,10 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
                 "detectable": detectable(spread, row["difference"].n),
                 f"seeds for {EFFECT:g}": seeds_needed(spread, EFFECT),
                 "better": probability_of_improvement(finals[arm], finals[best]),
-                "held-out wins": _wins(answers.get(arm), answers.get(best)),
+                "held-out wins": win_rate(answers[arm], answers[best]),
             }
         )
     return pd.DataFrame(rows, dtype=object)  # counts stay whole beside nan
-
-
-def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
-    """Return ``win_rate``; n = 0 if an arm has no evaluation, or another task and therefore other prompts."""
-    if ours is not None and best is not None:
-        with suppress(ValueError):
-            return win_rate(ours, best)
-    return Estimate(np.nan, np.nan, np.nan, 0)
 
 
 # Headline
@@ -425,8 +414,7 @@ def _named(arms: Sequence[str], counted: str) -> str:
 def headline(shown: Shown) -> pd.DataFrame:
     """Return the columns that a reader looks for first; one row per arm, the highest final reward first."""
     summary, best, differences = shown["summary"][0], shown["leaderboard"][0]["arm"].iloc[0], _differences(shown)
-    accuracy = [name for name in ("final held-out accuracy",) if name in summary]
-    first = summary[["arm", "n", "final reward", *accuracy, "collapsed"]]
+    first = summary.filter(["arm", "n", "final reward", "final held-out accuracy", "collapsed"])
     first.insert(3, f"less {best}", [differences.get(arm, "–") for arm in first["arm"]])
     return first
 

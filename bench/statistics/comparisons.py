@@ -112,15 +112,14 @@ def win_rate(a: pd.DataFrame, b: pd.DataFrame) -> Estimate:
     """Return the share of held-out prompts that a wins minus the share that b wins: mean over shared seeds.
 
     The result lies in [−1, 1]. ``a`` and ``b`` are ``evaluations`` tables of one step each: seed, prompt, score. A
-    repeated prompt counts once, with its mean score. Raises ValueError if a seed's prompts differ between the arms.
+    repeated prompt counts once, with its mean score. n = 0 if a seed's prompts differ between the arms.
     """
     scores = [frame.groupby(["seed", "prompt"])["score"].mean() for frame in (a, b)]
-    seeds = sorted(set(a["seed"]) & set(b["seed"]))
-    balances = []
-    for seed in seeds:
+    balances: list[float] = []
+    for seed in sorted(set(a["seed"]) & set(b["seed"])):
         ours, theirs = (score.loc[seed] for score in scores)
         if not ours.index.equals(theirs.index):
-            raise ValueError(f"the held-out prompts of seed {seed} differ between the arms")
+            return over_seeds([])
         balances.append(float(np.sign(ours - theirs).mean()))
     return over_seeds(balances, bounds=DIFFERENCE)
 

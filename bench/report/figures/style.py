@@ -217,16 +217,15 @@ def dot(
     look: Look,
     panel: str = "",
     is_open: bool = False,
-    **more: Any,
 ) -> None:
     """Draw an estimate at the height ``row``: a mark, and its interval as a horizontal line.
 
-    ``is_open`` leaves the mark white inside. ``more`` are further numbers that belong to the row of the figure's table.
+    ``is_open`` leaves the mark white inside.
     """
     axis.plot([estimate.low, estimate.high], [row] * 2, color=look.colour, linewidth=1.1, zorder=1)
     mark: Any = replace(look, fill="none" if is_open else "full").mark  # here the fill is no part of an arm's look
     axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
-    note(axis, name, pd.DataFrame([vars(estimate) | more]), panel)
+    note(axis, name, pd.DataFrame([vars(estimate)]), panel)
 
 
 def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 0.0, panel: str = "") -> None:
@@ -264,10 +263,10 @@ def height_of(names: Sequence[str]) -> float:
     return max(1.1, len(names) * max(0.1 + _LINE * (1 + name.count("\n")) for name in names))
 
 
-def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None:
-    """Name the rows 0, 1, … of a plot of dots, from below or from the top."""
+def named_rows(axis: Axes, names: Sequence[str]) -> None:
+    """Name the rows 0, 1, … of a plot of dots, from the top."""
     axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(*((len(names) - 0.4, -0.6) if top_down else (-0.6, len(names) - 0.4)))
+    axis.set_ylim(len(names) - 0.4, -0.6)
     axis.grid(visible=False, axis="y")
 
 

@@ -103,7 +103,7 @@ def routing_costs(
         figure, axes = style.panels(down, across, style.height_of(names) * down, width)
         axis_of = dict(zip(places, axes, strict=True))
         for place, axis in axis_of.items():
-            style.named_rows(axis, names if axis is axes[0] or across == 1 else [""] * len(names), top_down=True)
+            style.named_rows(axis, names if axis is axes[0] or across == 1 else [""] * len(names))
             axis.set_xlabel(labels[place])
             axis.set_xscale("linear" if place == "gap" else "log")
             axis.axvline(0 if place == "gap" else 1, color="#777777", linewidth=0.8, zorder=0)
