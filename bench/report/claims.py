@@ -15,8 +15,9 @@ are resampled together, other models by themselves. Holm's correction is over al
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -91,8 +92,8 @@ def read(path: Path) -> list[Claim]:
 
 def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
     """Return a row for each claim: estimate, low, high, n, p (Holm's), verdict. Raises UserError for a missing side."""
-    known: dict[str, _Recorded] = {}
-    rows = [_measured(claim, results, known) for claim in claims]
+    recorded = cache(partial(_recorded, results))
+    rows = [_measured(claim, recorded) for claim in claims]
     table = pd.DataFrame(rows)
     table["p"] = holm(table["p"].tolist())
     decided = [
@@ -101,7 +102,7 @@ def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
     for place, claim in enumerate(claims):
         if claim.again is not None and decided[place]:
             sides = [side | {"experiment": f"{side['experiment']}{claim.again}"} for side in claim.sides]
-            repeated = _measured(replace(claim, sides=sides), results, known)
+            repeated = _measured(replace(claim, sides=sides), recorded)
             decided[place] = bool(np.isfinite(repeated["estimate"])) and repeated["holds"] == rows[place]["holds"]
     table["verdict"] = np.where(decided, np.where(table["holds"], "right", "wrong"), "open")
     return table.drop(columns="holds")
@@ -153,11 +154,9 @@ class _Side:
         return np.log(np.minimum(crossed_N, self.own.index[-1])), bool(np.isinf(crossed_N[0]))
 
 
-def _measured(claim: Claim, results: Path, known: dict[str, _Recorded]) -> dict[str, Any]:
+def _measured(claim: Claim, recorded: Callable[[str], _Recorded]) -> dict[str, Any]:
     """Return estimate, interval, n, p against the threshold, and whether the estimate is on the claimed side."""
-    for name in {str(side["experiment"]) for side in claim.sides} - set(known):
-        known[name] = _recorded(results, name)
-    sides = [_side(claim, side, known[str(side["experiment"])]) for side in claim.sides]
+    sides = [_side(claim, side, recorded(str(side["experiment"]))) for side in claim.sides]
     _refuse_other_differences(claim, pd.concat([side.configs for side in sides]))
     seeds: dict[str, pd.Index] = {}
     for side in sides:

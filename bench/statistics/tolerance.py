@@ -164,8 +164,12 @@ def _by_seed(levels: pd.DataFrame, arm: str) -> pd.DataFrame:
     return levels[levels["arm"] == arm].pivot_table(index="value", columns="seed", values="sampled").dropna(axis=1)
 
 
-def _starts(levels: pd.DataFrame, seeds: pd.Index, reference: str) -> np.ndarray:
-    return levels[levels["arm"] == reference].groupby("seed")["start"].first()[seeds].to_numpy()
+def _paired(levels: pd.DataFrame, *arms: str) -> tuple[list[pd.DataFrame], np.ndarray]:
+    """Return the curves of arms at the seeds that all of them have, and the starts of the first, (S,)."""
+    curves = [_by_seed(levels, arm) for arm in arms]
+    seeds = reduce(pd.Index.intersection, [curve.columns for curve in curves])
+    starts = levels[levels["arm"] == arms[0]].groupby("seed")["start"].first()
+    return [curve[seeds] for curve in curves], starts[seeds].to_numpy()
 
 
 def of_arm(levels: pd.DataFrame, arm: str, over: str | None = None) -> tuple[Tolerance | None, float]:
@@ -178,11 +182,8 @@ def of_arm(levels: pd.DataFrame, arm: str, over: str | None = None) -> tuple[Tol
     best = float(means.index.to_numpy(float)[means.argmax()])
     if reference is None:
         return None, best
-    theirs, base = _by_seed(levels, reference), _by_seed(levels, reference if over is None else over)
-    seeds = ours.columns.intersection(theirs.columns).intersection(base.columns)
-    if seeds.empty:
-        return None, best
-    return of_curves(ours[seeds], theirs[seeds], _starts(levels, seeds, reference), base[seeds]), best
+    (theirs, own, base), start_S = _paired(levels, reference, arm, reference if over is None else over)
+    return of_curves(own, theirs, start_S, base) if len(start_S) else None, best
 
 
 def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pinned: str) -> Estimate:
@@ -197,12 +198,10 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
     none = Estimate(np.nan, np.nan, np.nan, 0)
     if (reference := _reference_arm(levels)) is None:
         return none
-    tables = [_by_seed(levels, name) for name in (reference, reference_pinned, arm, pinned or reference_pinned)]
-    seeds = reduce(pd.Index.intersection, [table.columns for table in tables])
-    if seeds.empty:
+    curves, start_S = _paired(levels, reference, reference_pinned, arm, pinned or reference_pinned)
+    if not (n := len(start_S)):
         return none
-    curves = [table[seeds] for table in tables]
-    crossed, _ = in_draws(curves, curves[0], _starts(levels, seeds, reference), draws(len(seeds)))
+    crossed, _ = in_draws(curves, curves[0], start_S, draws(n))
     # nan for a curve that never falls below its threshold.
     free_N, pinned_N, ours_N, ours_pinned_N = (np.log(np.where(np.isinf(each), np.nan, each)) for each in crossed)
     gap_N = pinned_N - free_N
@@ -211,10 +210,10 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
     if not (gap_N[0] > 0 and np.isfinite(closed_N[0])):
         return none
     half, known = np.nan, np.isfinite(closed_N[1:]) & np.isfinite(gap_N[1:])
-    if len(seeds) >= MIN_TO_DECIDE and known.mean() >= (1 + LEVEL) / 2:
-        of_gap = half_of_draws(gap_N[1:][known], len(seeds))
-        half = half_of_draws(closed_N[1:][known], len(seeds)) if of_gap < gap_N[0] else np.nan
-    return Estimate(closed_N[0], closed_N[0] - half, closed_N[0] + half, len(seeds))
+    if n >= MIN_TO_DECIDE and known.mean() >= (1 + LEVEL) / 2:
+        of_gap = half_of_draws(gap_N[1:][known], n)
+        half = half_of_draws(closed_N[1:][known], n) if of_gap < gap_N[0] else np.nan
+    return Estimate(closed_N[0], closed_N[0] - half, closed_N[0] + half, n)
 
 
 def heights(levels: pd.DataFrame) -> tuple[float, float] | None:

@@ -22,7 +22,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from steadymoe.bench.report import paper
-from steadymoe.bench.report.figures.colours import TOGETHER, Look
+from steadymoe.bench.report.figures.colours import Look
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.support.text import as_recorded
 
@@ -136,12 +136,6 @@ def panels(
     """Return a figure and its axes, row by row."""
     figure = DataFigure(figsize=(_width(width), height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
-
-
-def across(count: int) -> tuple[int, float]:
-    """Return how many of ``count`` panels stand side by side, and the width of their figure."""
-    is_wide = count > TOGETHER and paper.current().columns != 1
-    return (4, TWO_COLUMNS) if is_wide else (min(2, count), ONE_COLUMN)
 
 
 def blocks(count: int, columns: int, height: float, rows: int = 1, **settings: Any) -> tuple[DataFigure, list[list]]:
