@@ -133,10 +133,10 @@ def _words_without_column(arm: str) -> str:
     return "".join(f" {word}" for word in words)
 
 
-def _rewards(steps: pd.DataFrame, how: str) -> pd.DataFrame:
-    """Return one number of every run's reward: arm, seed (a number that paired runs share), value."""
-    paired = by_start(steps[steps["metric"] == "reward"])
-    return run_numbers(paired, "reward", how, ["arm", "seed"]).reset_index()
+def _rewards(steps: pd.DataFrame, how: str) -> dict[str, pd.Series]:
+    """Return arm → one number of every run's reward, by seed (a number that paired runs share)."""
+    numbers = run_numbers(by_start(steps[steps["metric"] == "reward"]), "reward", how, ["arm", "seed"])
+    return {str(arm): own.droplevel("arm") for arm, own in numbers.groupby("arm", observed=True)}
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -204,7 +204,7 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``runs`` has the columns of
     ``collapse.judged``.
     """
-    ranked = ranking(_rewards(steps, "last"), bounds=columns.bounds("reward")).set_index("arm")
+    ranked = ranking(_rewards(steps, "last")).set_index("arm")
     counts = pd.DataFrame({"n": runs.groupby("arm").size(), "p (Holm)": ranked["p_corrected"]})
     counts["collapsed"] = _verdicts(runs)["collapsed"].mean()
     gains = {"gain": ("reward", "gain")} if starts_differ(steps) else {}
@@ -287,15 +287,11 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
 
     ``steps`` and ``evaluations`` are those of ``Results.joined``.
     """
-    rewards = _rewards(steps, "last")
-    ranked = ranking(rewards, bounds=columns.bounds("reward"))
+    finals, gained = _rewards(steps, "last"), _rewards(steps, "gain")
+    ranked = ranking(finals)
     if len(ranked) < 2:
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
-    finals, gained = (
-        {str(arm): each.set_index("seed")["value"] for arm, each in numbers.groupby("arm")}
-        for numbers in (rewards, _rewards(steps, "gain"))
-    )
     answers = {arm: evaluations[evaluations["arm"] == arm] for arm in ranked["arm"]}
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):

@@ -107,11 +107,10 @@ def picture(found: Sequence[Score]) -> DataFigure:
     """Return the picture of the losses that ran with free routes."""
     shown = {each.loss: paper.shown(each.loss, each.algorithm) for each in found}
     numbers = {
-        name: {shown[each.loss]: each.numbers[name] for each in found if {name, "rate"} <= each.numbers.keys()}
-        for name in ("rate", "pinned", "dense")
+        side: {shown[each.loss]: each.numbers[name] for each in found if {name, "rate"} <= each.numbers.keys()}
+        for side, name in (("free", "rate"), ("pinned", "pinned"), ("dense", "dense"))
     }
-    closed = {shown[each.loss]: each.closed for each in found if each.closed.n}
-    return tolerance.routing_costs(numbers["rate"], numbers["pinned"], numbers["dense"], closed)
+    return tolerance.routing_costs(numbers, {shown[each.loss]: each.closed for each in found if each.closed.n})
 
 
 def draw(found: Sequence[Score], folder: Path) -> list[Path]:

@@ -4,7 +4,7 @@ The numbers of an arm are a series indexed by seed, one number per seed.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -205,21 +205,20 @@ def p_value(a: pd.Series, b: pd.Series) -> float:
     return np.nan if _neither_varies(*unpaired) else float(scipy_stats.ttest_ind(*unpaired, equal_var=False).pvalue)
 
 
-def ranking(numbers: pd.DataFrame, bounds: Bounds | None = None) -> pd.DataFrame:
+def ranking(arms: Mapping[str, pd.Series]) -> pd.DataFrame:
     """Compare every arm with the arm of the highest mean; the highest mean first.
 
-    ``numbers`` has the columns arm, seed, value. ``bounds`` are the ends of a value, (0, 1) or None; with (0, 1) the
-    intervals of paired differences stay in [−1, 1]. Returned columns: arm, ``difference`` from the best arm,
-    p_corrected (nan for the best arm): for all pairs of arms, because the data chose the best arm.
+    ``arms`` has the numbers of each by its name. Returned columns: arm, ``difference`` from the best arm, with an
+    interval in [−1, 1] if all numbers lie in [0, 1], p_corrected (nan for the best arm): for all pairs of arms, because
+    the data chose the best arm.
     """
-    arms = {str(arm): group.set_index("seed")["value"] for arm, group in numbers.groupby("arm")}
     order = sorted(arms, key=lambda arm: (-arms[arm].mean(), arm))
     # The best arm comes first, so its pairs do, in the order of the arms.
     corrected = holm([p_value(arms[a], arms[b]) for a, b in combinations(order, 2)])
     return pd.DataFrame(
         {
             "arm": order,
-            "difference": [difference(arms[arm], arms[order[0]], bounds and DIFFERENCE) for arm in order],
+            "difference": [difference(arms[arm], arms[order[0]], DIFFERENCE) for arm in order],
             "p_corrected": [np.nan, *corrected[: len(order) - 1]],
         }
     )

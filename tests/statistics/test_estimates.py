@@ -160,10 +160,10 @@ def test_declared_shares_bound_the_band_of_a_curve() -> None:
 
 
 def test_difference_intervals_stay_between_minus_1_and_1() -> None:
-    numbers = arms(low=[0.0, 0.3, 0.1], high=[1.0, 0.6, 0.95])
-    found = comparisons.ranking(numbers, bounds=(0.0, 1.0)).set_index("arm").loc["low", "difference"]
+    arms = {"low": by_seed(0.0, 0.3, 0.1), "high": by_seed(1.0, 0.6, 0.95)}
+    found = comparisons.ranking(arms).set_index("arm").loc["low", "difference"]
     assert -1 < found.low < found.mean < 0
-    assert comparisons.difference(by_seed(0.0, 0.3, 0.1), by_seed(1.0, 0.6, 0.95)).low < -1
+    assert comparisons.difference(arms["low"], arms["high"]).low < -1
 
 
 # --- shares ------------------------------------------------------------------------------------------
@@ -244,21 +244,14 @@ def test_seeds_needed_match_the_recorded_study() -> None:
     assert comparisons.seeds_needed(1e-3, 0.05) == 3
 
 
-def arms(**values: list[float]) -> pd.DataFrame:
-    rows = [
-        {"arm": arm, "seed": seed, "value": value} for arm, each in values.items() for seed, value in enumerate(each)
-    ]
-    return pd.DataFrame(rows)
-
-
 def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None:
-    numbers = arms(low=[0.1, 0.2, 0.15, 0.1], high=[0.8, 0.9, 0.7, 0.85], middle=[0.75, 0.9, 0.72, 0.8])
-    found = comparisons.ranking(numbers).set_index("arm")
+    levels = {"low": [0.1, 0.2, 0.15, 0.1], "high": [0.8, 0.9, 0.7, 0.85], "middle": [0.75, 0.9, 0.72, 0.8]}
+    arms = {arm: by_seed(*values) for arm, values in levels.items()}
+    found = comparisons.ranking(arms).set_index("arm")
     assert found.index.tolist() == ["high", "middle", "low"]
     assert np.isnan(found.loc["high", "p_corrected"])
     pairs = [("high", "middle"), ("high", "low"), ("middle", "low")]
-    by_arm = {arm: group.set_index("seed")["value"] for arm, group in numbers.groupby("arm")}
-    paired = [float(scipy_stats.ttest_rel(by_arm[one], by_arm[other]).pvalue) for one, other in pairs]
+    paired = [float(scipy_stats.ttest_rel(arms[one], arms[other]).pvalue) for one, other in pairs]
     assert found.loc[["middle", "low"], "p_corrected"].tolist() == pytest.approx(comparisons.holm(paired)[:2])
     assert found.loc["low", "difference"].high < 0
 

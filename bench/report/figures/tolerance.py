@@ -80,22 +80,16 @@ def _draw(axis: Axes, title: str, levels: pd.DataFrame, outcome: str, arms: Mapp
             style.note(axis, name, crossing, panel=f"{called} crossing".strip())
 
 
-def routing_costs(
-    free: Mapping[str, Tolerance | None],
-    pinned: Mapping[str, Tolerance | None],
-    dense: Mapping[str, Tolerance | None],
-    closed: Mapping[str, Estimate],
-) -> DataFigure:
+def routing_costs(numbers: Mapping[str, Mapping[str, Tolerance | None]], closed: Mapping[str, Estimate]) -> DataFigure:
     """What each loss tolerates, × GRPO's: on the MoE with free and with pinned routes, on its dense twin; gap closed.
 
-    Each argument is loss → number, None without a threshold; ``free`` gives the rows, from the top. A triangle is a
-    bound: the loss never falls below the threshold on its grid.
+    ``numbers`` has those of ``free``, ``pinned`` and ``dense`` by loss, None without a threshold; ``free`` gives the
+    rows, from the top. A triangle is a bound: the loss never falls below the threshold on its grid.
     """
-    reference = paper.shown(REFERENCE, REFERENCE)
-    names, numbers = list(free), {"free": free, "pinned": pinned, "dense": dense}
+    reference, names = paper.shown(REFERENCE, REFERENCE), list(numbers["free"])
     looks = {what: replace(colours.look(place), marker="o") for place, what in enumerate((*numbers, "gap"))}
     labels = {"moe": f"MoE: rate × {reference}'s", "dense": f"dense twin: rate × {reference}'s", "gap": "gap closed"}
-    places = [place for place, its in (("moe", names), ("dense", dense), ("gap", closed)) if its]
+    places = [place for place, its in (("moe", names), ("dense", numbers["dense"]), ("gap", closed)) if its]
     across = style.beside(len(places))
     down = len(places) // across
     with style.figure_style():
@@ -118,7 +112,7 @@ def routing_costs(
         for what in ("free", "pinned"):
             mark: Any = replace(looks[what], fill="none" if what == "pinned" else "full").mark
             axes[0].plot([], [], linestyle="none", color=looks[what].colour, label=f"{what} routes", **mark)
-        seeds = style.span([number.n for number in free.values() if number is not None] or [0])
+        seeds = style.span([number.n for number in numbers["free"].values() if number is not None] or [0])
         text = (
             f"Learning rates that a loss tolerates, in multiples of {reference}'s with free routes, or on the dense "
             f"twin, with a nominal 95 % interval over paired seeds, n = {seeds}. Between the two marks lies what "
