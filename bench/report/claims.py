@@ -15,8 +15,9 @@ are resampled together, other models by themselves. Holm's correction is over al
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -98,8 +99,8 @@ def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
 
     Raises UserError for a missing side.
     """
-    known: dict[str, _Recorded] = {}
-    rows = [_measured(claim, results, known) for claim in claims]
+    recorded = cache(partial(_recorded, results))
+    rows = [_measured(claim, recorded) for claim in claims]
     table = pd.DataFrame(rows).assign(repeated=np.nan)
     table["p"] = holm(table["p"].tolist())
     decided = [
@@ -108,7 +109,7 @@ def judged(claims: list[Claim], results: Path) -> pd.DataFrame:
     for place, claim in enumerate(claims):
         if claim.again is not None and decided[place]:
             sides = [side | {"experiment": f"{side['experiment']}{claim.again}"} for side in claim.sides]
-            repeated = _measured(replace(claim, sides=sides), results, known)
+            repeated = _measured(replace(claim, sides=sides), recorded)
             table.loc[place, "repeated"] = repeated["estimate"]
             decided[place] = bool(np.isfinite(repeated["estimate"])) and repeated["holds"] == rows[place]["holds"]
     table["verdict"] = np.where(decided, np.where(table["holds"], "right", "wrong"), "open")
@@ -153,32 +154,25 @@ class _Side:
 
         Runs that never fall below the threshold tolerate at least the end of their grid.
         """
-        own_ND = self.own[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
         if self.reference is None or self.starts is None:
-            return own_ND[:, 0], False
-        theirs_ND = self.reference[seeds].to_numpy(float)[:, draws_NS].mean(-1).T
-        start_N = self.starts[seeds].to_numpy(float)[draws_NS].mean(-1)
-        curve = tolerance.Curve(self.own.index.to_numpy(float), self.own[seeds].to_numpy(float))
-        threshold_N = tolerance.threshold(start_N, theirs_ND)
-        crossed_N = tolerance.crossings(own_ND, curve.values_D, threshold_N)
-        crossed_N[theirs_ND.max(1) <= start_N] = np.nan  # GRPO gains nothing: there is no threshold
-        return np.log(np.minimum(crossed_N, curve.values_D[-1])), bool(np.isinf(crossed_N[0]))
+            return self.own[seeds].to_numpy(float)[0, draws_NS].mean(-1), False
+        starts_S = self.starts[seeds].to_numpy(float)
+        (crossed_N,), gain_N = tolerance.in_draws([self.own[seeds]], self.reference[seeds], starts_S, draws_NS)
+        crossed_N[gain_N <= 0] = np.nan  # GRPO gains nothing: there is no threshold
+        return np.log(np.minimum(crossed_N, self.own.index[-1])), bool(np.isinf(crossed_N[0]))
 
 
-def _measured(claim: Claim, results: Path, known: dict[str, _Recorded]) -> dict[str, Any]:
+def _measured(claim: Claim, recorded: Callable[[str], _Recorded]) -> dict[str, Any]:
     """Return estimate, interval, n, p against the threshold, and whether the estimate is on the claimed side."""
-    for name in {str(side["experiment"]) for side in claim.sides} - set(known):
-        known[name] = _recorded(results, name)
-    sides = [_side(claim, side, known[str(side["experiment"])]) for side in claim.sides]
+    sides = [_side(claim, side, recorded(str(side["experiment"]))) for side in claim.sides]
     _refuse_other_differences(claim, pd.concat([side.configs for side in sides]))
     seeds: dict[str, pd.Index] = {}
     for side in sides:
         seeds[side.model] = side.seeds.intersection(seeds.get(side.model, side.seeds))
     if (n := min(map(len, seeds.values()))) == 0:
         raise UserError(f"claim {claim.claim!r}: its sides share no seed")
-    rng, draws = np.random.default_rng(0), {}
-    for model, its in seeds.items():
-        draws[model] = np.vstack([np.arange(len(its)), rng.integers(len(its), size=(RESAMPLES, len(its)))])
+    rng = np.random.default_rng(0)
+    draws = {model: tolerance.draws(len(its), rng) for model, its in seeds.items()}
     weights = np.array([float(side["weight"]) for side in claim.sides])
     numbers, beyond = zip(*(side.numbers(seeds[side.model], draws[side.model]) for side in sides), strict=True)
     sums_N, signs = weights @ np.stack(numbers), set(np.sign(weights[list(beyond)]))
@@ -262,20 +256,21 @@ def write(path: Path, results: Path, formats: Sequence[str], to: Path) -> list[P
     """Write table and figure of the claims in ``path``, by runs below ``results``, to ``to``; return the paths."""
     claims = read(path)
     rows = judged(claims, results)
-    columns = {"claim": rows["claim"], "asked": [f"{claim.direction} {claim.threshold:g}" for claim in claims]}
-    columns |= {"estimate": [f"{row.bound} {_estimate(row)}".strip() for row in rows.itertuples()]}
-    columns |= {
-        "decides": [claim.smallest for claim in claims],
-        "n": [f"{n} of {claim.seeds}" for claim, n in zip(claims, rows["n"], strict=True)],
-        "p": rows["p"].round(4),
-        "repeated": ["–" if np.isnan(number) else f"{number:.3g}" for number in rows["repeated"]],
-    }
     table = pd.DataFrame(
-        columns | {"verdict": rows["verdict"], "in practice, if right": [claim.practice for claim in claims]}
+        {
+            "claim": rows["claim"],
+            "asked": [f"{claim.direction} {claim.threshold:g}" for claim in claims],
+            "estimate": [f"{row.bound} {_estimate(row)}".strip() for row in rows.itertuples()],
+            "decides": [claim.smallest for claim in claims],
+            "n": [f"{n} of {claim.seeds}" for claim, n in zip(claims, rows["n"], strict=True)],
+            "p": rows["p"].round(4),
+            "repeated": ["–" if np.isnan(number) else f"{number:.3g}" for number in rows["repeated"]],
+            "verdict": rows["verdict"],
+            "in practice, if right": [claim.practice for claim in claims],
+        }
     )
-    return writer.figure(to, path.stem, figure(claims, rows), "", formats) + writer.table(
-        to, f"{path.stem}-verdicts", table, _CAPTION + _OF_TABLE
-    )
+    paths = writer.figure(to, path.stem, figure(claims, rows), "", formats)
+    return paths + writer.table(to, f"{path.stem}-verdicts", table, _CAPTION + _OF_TABLE)
 
 
 def _estimate(row: Any) -> Estimate:
@@ -300,7 +295,7 @@ def figure(claims: list[Claim], rows: pd.DataFrame) -> style.DataFigure:
                 style.dot(axis, row.claim, place, _estimate(row), look, row.verdict, is_open=bool(row.bound))
                 for line in {claim.threshold, -claim.threshold} if claim.direction == "equal" else {claim.threshold}:
                     axis.plot([line, line], [place - 0.3, place + 0.3], color="#777777", linewidth=0.8)
-            style.named_rows(axis, [name for *_, name in its], top_down=True)
+            style.named_rows(axis, [name for *_, name in its])
             axis.set_xlabel("ratio of what is tolerated" if kind else "difference, or share")
             if kind:
                 axis.set_xscale("log")

@@ -226,13 +226,8 @@ def shown_tables(recorded: Results) -> dict[str, tuple[pd.DataFrame, str]]:
     return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
 
 
-def _section(asked: paper.Paper, *arguments: Any) -> dict[str, Any]:
-    """``_written`` in a process of its own."""
-    with paper.used(asked):
-        return _written(*arguments)
-
-
-def _written(
+def _section(
+    asked: paper.Paper,
     results: Path,
     to: Path,
     formats: Sequence[str],
@@ -242,44 +237,45 @@ def _written(
     recorded: Results,
 ) -> dict[str, Any]:
     """Write the files of one experiment; return its section of the page, its files, summary, and lacking figures."""
-    runs = listed = recorded.runs
-    steps = recorded.joined["steps"]
-    if "folder" in runs and runs["experiment"].nunique() == 1:  # the list of runs also has the runs that have not ended
-        listed = paper.rename(folders.read_runs(results, name))
-        listed = listed.join(runs[runs.columns.difference(listed.columns, sort=False)])
-    listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
-    shown = shown_tables(recorded)
-    plain = listed.drop(columns=["folder", "config", "start"], errors="ignore")
-    paths = write.text_files(to, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
-    for kind, (table, caption) in shown.items():
-        paths += write.table(to, f"{name}-{kind}", table, caption)
-    dial = shown.get("tolerance")
-    lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
-    if dial is not None:  # what a sweep over a dial is for
-        lead, first = "tolerance", (dial[0], tolerances.SHORT_CAPTION)
-        said = [*tolerances.sentences(dial[0]), *said]
-    drawn = [_drawn(spec, to, name, recorded, formats, spec.name == lead) for spec in figures_of(name, alone)]
-    warnings, rates = _warnings(recorded), tables.best_rates(steps)
-    if waiting := int((~listed["status"].isin(run_folder.ENDED)).sum()):
-        warnings.insert(0, f"{waiting} of {len(listed)} runs have not ended; this shows the others.")
-    more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
-    text = [visible(name), *map(visible, warnings), write.to_terminal(tables.for_terminal(shown))]
-    text += [visible(" ".join(said[:2]))]
-    return {
-        "name": visible(name),
-        "arms": arms,
-        "sentences": [*said, *rates, *tables.knowledge_lost(steps)],
-        "lead": lead,
-        "first": first,
-        "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,
-        "figures": [each for each in drawn if "svg" in each],
-        "warnings": warnings,
-        **_samples(runs),
-        "files": paths + [path for each in drawn for path in each.get("files", ())],
-        "text": "\n\n".join(text) + "\n",
-        "lacking": {each["id"]: each["lack"] for each in drawn if "lack" in each},
-        "failed": [each["failed"] for each in drawn if "failed" in each],
-    }
+    with paper.used(asked):  # this may be a process of its own
+        runs = listed = recorded.runs
+        steps = recorded.joined["steps"]
+        if "folder" in runs and runs["experiment"].nunique() == 1:  # list the runs that have not ended, too
+            listed = paper.rename(folders.read_runs(results, name))
+            listed = listed.join(runs[runs.columns.difference(listed.columns, sort=False)])
+        listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
+        shown = shown_tables(recorded)
+        plain = listed.drop(columns=["folder", "config", "start"], errors="ignore")
+        paths = write.text_files(to, {f"{name}-runs.csv": without_formulas(plain).to_csv(index=False)}, "tables")
+        for kind, (table, caption) in shown.items():
+            paths += write.table(to, f"{name}-{kind}", table, caption)
+        dial = shown.get("tolerance")
+        lead, first, said = "overview", (tables.headline(shown), tables.HEADLINE_CAPTION), tables.sentences(shown)
+        if dial is not None:  # what a sweep over a dial is for
+            lead, first = "tolerance", (dial[0], tolerances.SHORT_CAPTION)
+            said = [*tolerances.sentences(dial[0]), *said]
+        drawn = [_drawn(spec, to, name, recorded, formats, spec.name == lead) for spec in figures_of(name, alone)]
+        warnings, rates = _warnings(recorded), tables.best_rates(steps)
+        if waiting := int((~listed["status"].isin(run_folder.ENDED)).sum()):
+            warnings.insert(0, f"{waiting} of {len(listed)} runs have not ended; this shows the others.")
+        more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
+        text = [visible(name), *map(visible, warnings), write.to_terminal(tables.for_terminal(shown))]
+        text += [visible(" ".join(said[:2]))]
+        return {
+            "name": visible(name),
+            "arms": arms,
+            "sentences": [*said, *rates, *tables.knowledge_lost(steps)],
+            "lead": lead,
+            "first": first,
+            "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,
+            "figures": [each for each in drawn if "svg" in each],
+            "warnings": warnings,
+            **_samples(runs),
+            "files": paths + [path for each in drawn for path in each.get("files", ())],
+            "text": "\n\n".join(text) + "\n",
+            "lacking": {each["id"]: each["lack"] for each in drawn if "lack" in each},
+            "failed": [each["failed"] for each in drawn if "failed" in each],
+        }
 
 
 def _drawn(

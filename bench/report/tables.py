@@ -1,10 +1,8 @@
 """Tables over seeds of ``Results``: summary, leaderboard, head to head, models, headline."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report import paper
@@ -135,10 +133,10 @@ def _words_without_column(arm: str) -> str:
     return "".join(f" {word}" for word in words)
 
 
-def _rewards(steps: pd.DataFrame, how: str) -> pd.DataFrame:
-    """Return one number of every run's reward: arm, seed (a number that paired runs share), value."""
-    paired = by_start(steps[steps["metric"] == "reward"])
-    return run_numbers(paired, "reward", how, ["arm", "seed"]).reset_index()
+def _rewards(steps: pd.DataFrame, how: str) -> dict[str, pd.Series]:
+    """Return arm → one number of every run's reward, by seed (a number that paired runs share)."""
+    numbers = run_numbers(by_start(steps[steps["metric"] == "reward"]), "reward", how, ["arm", "seed"])
+    return {str(arm): own.droplevel("arm") for arm, own in numbers.groupby("arm", observed=True)}
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -206,7 +204,7 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``runs`` has the columns of
     ``collapse.judged``.
     """
-    ranked = ranking(_rewards(steps, "last"), bounds=columns.bounds("reward")).set_index("arm")
+    ranked = ranking(_rewards(steps, "last")).set_index("arm")
     counts = pd.DataFrame({"n": runs.groupby("arm").size(), "p (Holm)": ranked["p_corrected"]})
     counts["collapsed"] = _verdicts(runs)["collapsed"].mean()
     gains = {"gain": ("reward", "gain")} if starts_differ(steps) else {}
@@ -262,8 +260,7 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
     arms = sorted(set(steps["arm"].astype(str)))
     table = pd.DataFrame(index=pd.Index(arms, name="arm"))
     for column, (metric, how) in numbers.items():
-        by_arm = run_numbers(steps, metric, how, ["arm", "seed"]).groupby("arm")
-        values = {str(arm): own.tolist() for arm, own in by_arm}
+        values = run_numbers(steps, metric, how, ["arm", "seed"]).groupby("arm").agg(list)
         log, bounds = metric in GEOMETRIC, columns.bounds(metric)
         table[column] = pd.Series({arm: over_seeds(values.get(arm, []), log, bounds) for arm in arms}, dtype=object)
     return table
@@ -290,16 +287,12 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
 
     ``steps`` and ``evaluations`` are those of ``Results.joined``.
     """
-    rewards = _rewards(steps, "last")
-    ranked = ranking(rewards, bounds=columns.bounds("reward"))
+    finals, gained = _rewards(steps, "last"), _rewards(steps, "gain")
+    ranked = ranking(finals)
     if len(ranked) < 2:
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
-    finals, gained = (
-        {str(arm): each.set_index("seed")["value"] for arm, each in numbers.groupby("arm")}
-        for numbers in (rewards, _rewards(steps, "gain"))
-    )
-    answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
+    answers = {arm: evaluations[evaluations["arm"] == arm] for arm in ranked["arm"]}
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
@@ -315,18 +308,10 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
                 "detectable": detectable(spread, row["difference"].n),
                 f"seeds for {EFFECT:g}": seeds_needed(spread, EFFECT),
                 "better": probability_of_improvement(finals[arm], finals[best]),
-                "held-out wins": _wins(answers.get(arm), answers.get(best)),
+                "held-out wins": win_rate(answers[arm], answers[best]),
             }
         )
     return pd.DataFrame(rows, dtype=object)  # counts stay whole beside nan
-
-
-def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
-    """Return ``win_rate``; n = 0 if an arm has no evaluation, or another task and therefore other prompts."""
-    if ours is not None and best is not None:
-        with suppress(ValueError):
-            return win_rate(ours, best)
-    return Estimate(np.nan, np.nan, np.nan, 0)
 
 
 # Headline
@@ -425,8 +410,7 @@ def _named(arms: Sequence[str], counted: str) -> str:
 def headline(shown: Shown) -> pd.DataFrame:
     """Return the columns that a reader looks for first; one row per arm, the highest final reward first."""
     summary, best, differences = shown["summary"][0], shown["leaderboard"][0]["arm"].iloc[0], _differences(shown)
-    accuracy = [name for name in ("final held-out accuracy",) if name in summary]
-    first = summary[["arm", "n", "final reward", *accuracy, "collapsed"]]
+    first = summary.filter(["arm", "n", "final reward", "final held-out accuracy", "collapsed"])
     first.insert(3, f"less {best}", [differences.get(arm, "–") for arm in first["arm"]])
     return first
 

@@ -1,18 +1,7 @@
 """The one writer of figures, tables and pages. A file appears whole or not at all.
 
-Recipe for a module that has something to show::
-
-    from steadymoe.bench.report import write
-
-    paths = write.figure(results, "mine-dose", dose(rows), CAPTION, formats)  # and its numbers
-    paths += write.table(results, "mine-ranking", ranking, CAPTION)  # tables/mine-ranking.{md,csv,tex}
-    paths += write.text_files(pages, {"board.md": text})  # whole pages, in the folder that the user named
-    write.section(readme, "findings", text)  # what stands between two markers of a page
-    page = write.html("score", "page.html", tables=tables)  # bench/score/page.html, based on bench/report/base.html
-
-Cells may be texts, numbers and ``Estimate``: rounding and escaping happen here. A command reads
-``--format`` with ``write.formats``. The plots themselves are in ``figures/style.py``: ``line`` (a curve with its
-band), ``dot`` (an estimate with its interval).
+Cells may be texts, numbers and ``Estimate``: rounding and escaping happen here. The plots themselves are in
+``figures/style.py``.
 """
 
 import re

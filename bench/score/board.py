@@ -86,7 +86,7 @@ def kind(score: Score) -> str:
 
 def write_board(board: Path) -> list[Path]:
     """Write ``board.md``, ``board.html`` and the picture ``board.png`` to the folder ``board``; return the paths."""
-    blocks, facts = standard.blocks(), standard.made()
+    blocks, facts = [*standard.blocks().values()], standard.made()
     found = outcomes.scores(*blocks)
     table = rows(found)
     ran = [block for block in blocks if standard.FREE.name in set(block["side"])]
@@ -116,11 +116,10 @@ def picture(found: Sequence[Score]) -> DataFigure:
     """Return the picture of the losses that ran with free routes."""
     shown = {each.loss: paper.shown(each.loss, each.algorithm) for each in found}
     numbers = {
-        name: {shown[each.loss]: each.numbers[name] for each in found if {name, "rate"} <= each.numbers.keys()}
-        for name in ("rate", "pinned", "dense")
+        side: {shown[each.loss]: each.numbers[name] for each in found if {name, "rate"} <= each.numbers.keys()}
+        for side, name in (("free", "rate"), ("pinned", "pinned"), ("dense", "dense"))
     }
-    closed = {shown[each.loss]: each.closed for each in found if each.closed.n}
-    return tolerance.routing_costs(numbers["rate"], numbers["pinned"], numbers["dense"], closed)
+    return tolerance.routing_costs(numbers, {shown[each.loss]: each.closed for each in found if each.closed.n})
 
 
 def draw(found: Sequence[Score], folder: Path) -> list[Path]:

@@ -87,20 +87,16 @@ def of_runs(runs: Sequence[Run], side: Side, loss: str) -> pd.DataFrame:
     ours = own[own["folder"].map(lambda folder: str(Path(folder).absolute()) in folders).astype(bool)]
     if not len(ours):
         return pd.DataFrame(columns=list(COLUMNS))
-    return of_steps(Results.of_folders(ours).joined["steps"], side.name, loss)
-
-
-def of_steps(steps: pd.DataFrame, side: str, loss: str) -> pd.DataFrame:
-    """Return the outcomes of one loss from ``Results.joined["steps"]``."""
-    steps, keys = steps.assign(rate=steps["learning_rate"]), ["algorithm", "rate", "seed"]
+    steps = Results.of_folders(ours).joined["steps"].rename(columns={"learning_rate": "rate"})
+    keys = ["algorithm", "rate", "seed"]
     rows = ends(steps, keys)
     for name, (metric, how) in {
         "expert_change": ("expert_change_per_update", "mean"),
         "variance": ("token_ratio_variance", "median"),
     }.items():
-        numbers = tables.run_numbers(steps, metric, how, keys) if side == MEASURED.name else pd.Series(dtype=float)
+        numbers = tables.run_numbers(steps, metric, how, keys) if side.name == MEASURED.name else pd.Series(dtype=float)
         rows[name] = [numbers.get(run, np.nan) for run in rows[keys].itertuples(index=False, name=None)]
-    return rows.assign(side=side, loss=loss)[list(COLUMNS)]
+    return rows.assign(side=side.name, loss=loss)[list(COLUMNS)]
 
 
 def levels(outcomes: pd.DataFrame, side: str) -> pd.DataFrame:

@@ -34,7 +34,7 @@ def refuse(loss: str, overrides: Sequence[str]) -> None:
         raise ConfigError(
             f"--record takes an algorithm of the checkout with the numbers of its YAML, got {shlex.join(overrides)}"
         )
-    if any(loss in set(block.loc[block["side"] != standard.CHEAP, "loss"]) for block in standard.blocks()):
+    if any(loss in set(block.loc[block["side"] != standard.CHEAP, "loss"]) for block in standard.blocks().values()):
         raise ConfigError(f"{loss} was recorded before")
 
 
@@ -50,7 +50,7 @@ def append(loss: str, overrides: Sequence[str], rows: pd.DataFrame, facts: Mappi
         raise ConfigError(f"{loss} is not recorded: GRPO's runs began from other cold starts; run both on one machine")
     made, block = standard.made(), loss
     made["losses"][loss] = dict(facts)
-    for name, known in standard.named_blocks():
+    for name, known in standard.blocks().items():
         if _of_reference(known) == _of_reference(rows):
             rows, block = rows[rows["loss"] == loss], name
     text = (standard.FOLDER / standard.OUTCOMES).read_text()

@@ -51,11 +51,6 @@ class Side:
     """Model and routing; what is scored may choose its own routing."""
     more: tuple[str, ...] = ()
 
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """Return all of its overrides."""
-        return (*self.choices, *self.more)
-
 
 FREE = Side("free", ("model=flat", "routing=off"))
 PINNED = Side("pinned", ("model=flat", "routing=pinned"))
@@ -68,23 +63,10 @@ CONTROL = Side(
 )
 
 
-def blocks() -> list[pd.DataFrame]:
-    """Return the recorded outcomes (``COLUMNS``) by block; seeds are paired within a block."""
-    return [rows for _, rows in named_blocks()]
-
-
-def named_blocks() -> list[tuple[str, pd.DataFrame]]:
-    """Return the name and the outcomes of each block."""
-    table = pd.read_csv(FOLDER / OUTCOMES)
-    return [
-        (str(name), block[list(COLUMNS)].reset_index(drop=True)) for name, block in table.groupby("block", sort=False)
-    ]
-
-
-def recorded(side: str) -> pd.DataFrame:
-    """Return the outcomes of a side in the first block that has it."""
-    block = next(each for each in blocks() if side in set(each["side"]))
-    return block[block["side"] == side].reset_index(drop=True)
+def blocks() -> dict[str, pd.DataFrame]:
+    """Return the recorded outcomes (``COLUMNS``) by the name of their block; seeds are paired within a block."""
+    by_block = pd.read_csv(FOLDER / OUTCOMES).groupby("block", sort=False)
+    return {str(name): block[list(COLUMNS)].reset_index(drop=True) for name, block in by_block}
 
 
 def made() -> dict[str, Any]:

@@ -4,7 +4,7 @@ The numbers of an arm are a series indexed by seed, one number per seed.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,9 +18,6 @@ from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run t
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import DIFFERENCE, LEVEL, MIN_FOR_INTERVAL, Bounds, Estimate, over_seeds
 
-# Up to this many differences ``sign_flip_p`` tries every pattern of signs (half a million); beyond it draws patterns.
-MAX_ENUMERATED = 20
-SIGNS_DRAWN = 99_999
 # Differences that vary by less, relative to the numbers, vary by rounding.
 _ROUNDING = 1e-12
 # ``seeds_needed`` stops its search here.
@@ -52,20 +49,17 @@ def _neither_varies(ours: np.ndarray, theirs: np.ndarray) -> bool:
     return bool(max(np.ptp(ours), np.ptp(theirs)) <= _ROUNDING * max(np.abs(ours).max(), np.abs(theirs).max(), 1.0))
 
 
-def paired_difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) -> Estimate:
-    """Return the mean of a − b over the shared seeds, with the interval of ``estimates.over_seeds``.
+def difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) -> Estimate:
+    """Return mean of a − b over the shared seeds with the interval of ``estimates.over_seeds``.
 
     ``bounds`` are the ends of the difference: ``estimates.DIFFERENCE`` for numbers in [0, 1].
+
+    Without shared seeds: mean of a less mean of b with Welch's 95 % t interval (1947); n is the size of the smaller
+    arm. No interval if an arm has fewer than three numbers, or if neither varies.
     """
     ours, theirs = _paired(a, b)
-    return over_seeds((ours - theirs).tolist(), bounds=bounds)
-
-
-def welch_difference(a: pd.Series, b: pd.Series) -> Estimate:
-    """Return mean of a less mean of b with Welch's 95 % t interval (1947), for arms that are not paired.
-
-    n is the size of the smaller arm. No interval if an arm has fewer than three numbers, or if neither varies.
-    """
+    if len(ours):
+        return over_seeds((ours - theirs).tolist(), bounds=bounds)
     ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
     n = min(len(ours), len(theirs))
     apart = float(ours.mean() - theirs.mean()) if n else np.nan
@@ -73,11 +67,6 @@ def welch_difference(a: pd.Series, b: pd.Series) -> Estimate:
         return Estimate(apart, np.nan, np.nan, n)
     low, high = scipy_stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
     return Estimate(apart, float(low), float(high), n)
-
-
-def difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) -> Estimate:
-    """Return the ``paired_difference`` over shared seeds, or the ``welch_difference`` if there are none."""
-    return paired_difference(a, b, bounds) if len(_paired(a, b)[0]) else welch_difference(a, b)
 
 
 def probability_of_improvement(a: pd.Series, b: pd.Series) -> Estimate:
@@ -93,27 +82,20 @@ def probability_of_improvement(a: pd.Series, b: pd.Series) -> Estimate:
 
 
 def superiority(a: np.ndarray, b: np.ndarray) -> Estimate:
-    """Return Mann and Whitney's U/(mn) of two independent samples, (m,) and (n,): the area under a ROC curve.
+    """Return Mann and Whitney's U/(mn) of two independent samples, (m,) and (n,): the area θ̂ under a ROC curve.
 
-    Interval: ``newcombe``. The 95 % interval held the truth in 94 to 95 % of draws of five normal numbers against
-    five, and in 89 to 97 % of three against three. The estimate's ``n`` is the size of the smaller sample.
+    The ends of the interval are the θ with |θ̂ − θ| = z √V(θ) and Hanley and McNeil's variance
+    V(θ) = θ(1 − θ)(1 + (N − 1)((1 − θ)/(2 − θ) + θ/(1 + θ)))/(mn), N = (m + n)/2 (Newcombe 2006, part 2, method 5).
+    It has a width even at θ̂ = 0 and 1; there is none if a sample has fewer than three numbers. The 95 % interval held
+    the truth in 94 to 95 % of draws of five normal numbers against five, and in 89 to 97 % of three against three. The
+    estimate's ``n`` is the size of the smaller sample.
     """
     m, n = len(a), len(b)
     if not m or not n:
         return Estimate(np.nan, np.nan, np.nan, 0)
     area = float((a[:, None] > b).mean() + (a[:, None] == b).mean() / 2)
-    return Estimate(area, *newcombe(area, m, n), min(m, n))
-
-
-def newcombe(area: float, m: int, n: int) -> tuple[float, float]:
-    """Return the interval of an area θ̂ from the sample sizes m and n; nan if one of them is below three.
-
-    The ends are the θ with |θ̂ − θ| = z √V(θ) and Hanley and McNeil's variance
-    V(θ) = θ(1 − θ)(1 + (N − 1)((1 − θ)/(2 − θ) + θ/(1 + θ)))/(mn), N = (m + n)/2 (Newcombe 2006, part 2, method 5).
-    The interval has a width even at θ̂ = 0 and 1.
-    """
     if min(m, n) < MIN_FOR_INTERVAL:
-        return np.nan, np.nan
+        return Estimate(area, np.nan, np.nan, min(m, n))
     z = norm.ppf((1 + LEVEL) / 2)
 
     def beyond(theta: float) -> float:
@@ -123,22 +105,21 @@ def newcombe(area: float, m: int, n: int) -> tuple[float, float]:
     # V is 0 at θ = 0 and 1, so these two θ are never the wanted solution.
     low = brentq(beyond, 0.0, min(area, 1 - 1e-12)) if area > 0 else 0.0
     high = brentq(beyond, max(area, 1e-12), 1.0) if area < 1 else 1.0
-    return float(low), float(high)
+    return Estimate(area, float(low), float(high), min(m, n))
 
 
 def win_rate(a: pd.DataFrame, b: pd.DataFrame) -> Estimate:
     """Return the share of held-out prompts that a wins minus the share that b wins: mean over shared seeds.
 
     The result lies in [−1, 1]. ``a`` and ``b`` are ``evaluations`` tables of one step each: seed, prompt, score. A
-    repeated prompt counts once, with its mean score. Raises ValueError if a seed's prompts differ between the arms.
+    repeated prompt counts once, with its mean score. n = 0 if a seed's prompts differ between the arms.
     """
     scores = [frame.groupby(["seed", "prompt"])["score"].mean() for frame in (a, b)]
-    seeds = sorted(set(a["seed"]) & set(b["seed"]))
-    balances = []
-    for seed in seeds:
+    balances: list[float] = []
+    for seed in sorted(set(a["seed"]) & set(b["seed"])):
         ours, theirs = (score.loc[seed] for score in scores)
         if not ours.index.equals(theirs.index):
-            raise ValueError(f"the held-out prompts of seed {seed} differ between the arms")
+            return over_seeds([])
         balances.append(float(np.sign(ours - theirs).mean()))
     return over_seeds(balances, bounds=DIFFERENCE)
 
@@ -160,31 +141,6 @@ def is_decided(corrected: float, n: int) -> bool:
     The one rule of reports and scores. Holm's correction is over all comparisons of the table.
     """
     return n >= MIN_TO_DECIDE and corrected < ALPHA
-
-
-def sign_flip_p(differences: Sequence[float]) -> float:
-    """Test whether each difference is as likely as its negative; two-sided p (Fisher 1935, section 21).
-
-    p is the share of all 2ⁿ patterns of signs whose mean lies at least as far from 0 as the observed mean. The test is
-    exact for any distribution that is symmetric about 0, bimodal ones too. The smallest p of n differences is 2/2ⁿ:
-    0.25 of three, 0.002 of ten. Above ``MAX_ENUMERATED`` differences p is the share among ``SIGNS_DRAWN`` random
-    patterns (always the same) and the observed pattern (Phipson and Smyth 2010). nan without differences.
-    """
-    numbers = np.sort(np.abs(np.asarray(differences, dtype=float)))
-    n = len(numbers)
-    if n == 0 or np.isnan(numbers).any():
-        return np.nan
-    # Sums of the same numbers in another order differ by rounding and must still count as equal.
-    observed = abs(float(np.sum(differences))) - 1e-12 * float(numbers.sum())
-    if n <= MAX_ENUMERATED:
-        sums = numbers[:1]  # the other half of all patterns is their mirror image
-        for number in numbers[1:]:
-            sums = np.concatenate([sums + number, sums - number])
-        return float((np.abs(sums) >= observed).mean())
-    generator, beyond = np.random.default_rng(0), 0
-    for drawn in np.array_split(np.arange(SIGNS_DRAWN), max(1, SIGNS_DRAWN * n // 2_000_000)):
-        beyond += int((np.abs(generator.choice([-1.0, 1.0], (len(drawn), n)) @ numbers) >= observed).sum())
-    return (1 + beyond) / (1 + SIGNS_DRAWN)
 
 
 def deviation(a: pd.Series, b: pd.Series) -> float:
@@ -232,14 +188,14 @@ def seeds_needed(deviation: float, effect: float) -> float:
 def p_value(a: pd.Series, b: pd.Series) -> float:
     """Return the two-sided p of equal means: the paired t test over shared seeds, or Welch's if there are none.
 
-    Differences that do not vary have no t; their p is ``sign_flip_p``. nan below three seeds, and for unpaired arms of
-    which neither varies.
+    Differences that do not vary have no t: the exact sign-flip test (Fisher 1935, section 21) has p = 2/2ⁿ, or 1 if
+    they are 0. nan below three seeds, and for unpaired arms of which neither varies.
     """
     ours, theirs = _paired(a, b)
     if len(ours) >= MIN_FOR_INTERVAL:
         apart, nothing = ours - theirs, _ROUNDING * np.abs([ours, theirs]).max()
         if np.ptp(apart) <= nothing:
-            return sign_flip_p([apart.mean() if abs(apart.mean()) > nothing else 0.0] * len(apart))
+            return 2 / 2 ** len(apart) if abs(apart.mean()) > nothing else 1.0
         # scipy's ttest_rel to the bit, in a hundredth of its time: arms make many pairs.
         n, variance = len(apart), np.mean((apart - apart.mean()) ** 2) * (len(apart) / (len(apart) - 1))
         return float(2 * stdtr(n - 1, -abs(apart.mean() / np.sqrt(variance / n))))
@@ -249,26 +205,20 @@ def p_value(a: pd.Series, b: pd.Series) -> float:
     return np.nan if _neither_varies(*unpaired) else float(scipy_stats.ttest_ind(*unpaired, equal_var=False).pvalue)
 
 
-def ranking(numbers: pd.DataFrame, bounds: Bounds | None = None) -> pd.DataFrame:
+def ranking(arms: Mapping[str, pd.Series]) -> pd.DataFrame:
     """Compare every arm with the arm of the highest mean; the highest mean first.
 
-    ``numbers`` has the columns arm, seed, value. ``bounds`` are the ends of a value, (0, 1) or None; with (0, 1) the
-    intervals of paired differences stay in [−1, 1]. Returned columns: arm, estimate, against, ``difference`` (arm −
-    against), p, p_corrected. p-values are corrected for all pairs of arms, because the data
-    chose the best arm.
+    ``arms`` has the numbers of each by its name. Returned columns: arm, ``difference`` from the best arm, with an
+    interval in [−1, 1] if all numbers lie in [0, 1], p_corrected (nan for the best arm): for all pairs of arms, because
+    the data chose the best arm.
     """
-    arms = {str(arm): group.set_index("seed")["value"] for arm, group in numbers.groupby("arm")}
     order = sorted(arms, key=lambda arm: (-arms[arm].mean(), arm))
-    pairs = list(combinations(order, 2))
-    p_values = [p_value(arms[a], arms[b]) for a, b in pairs]
     # The best arm comes first, so its pairs do, in the order of the arms.
-    columns = {"p": [np.nan, *p_values], "p_corrected": [np.nan, *holm(p_values)]}
+    corrected = holm([p_value(arms[a], arms[b]) for a, b in combinations(order, 2)])
     return pd.DataFrame(
         {
             "arm": order,
-            "estimate": [over_seeds(arms[arm].tolist(), bounds=bounds) for arm in order],
-            "against": order[:1] * len(order),
-            "difference": [difference(arms[arm], arms[order[0]], bounds and DIFFERENCE) for arm in order],
-            **{name: values[: len(order)] for name, values in columns.items()},
+            "difference": [difference(arms[arm], arms[order[0]], DIFFERENCE) for arm in order],
+            "p_corrected": [np.nan, *corrected[: len(order) - 1]],
         }
     )

@@ -62,11 +62,6 @@ class Estimate:
         return digits if np.isnan(self.low) else f"{digits} [{self.low:z.3g}, {self.high:z.3g}]"
 
 
-def are_equal(numbers: np.ndarray) -> bool:
-    """Return whether all numbers are equal up to rounding. Their spread is not known then: there is no interval."""
-    return not len(numbers) or float(np.ptp(numbers)) <= _EQUAL * float(np.abs(numbers).max())
-
-
 @functools.cache
 def t_quantile(level: float, degrees: int) -> float:
     """Return half the width of Student's ``level`` interval in standard errors; cached."""
@@ -84,11 +79,11 @@ def half_of_draws(draws_N: np.ndarray, n: int) -> float:
 def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[float, float]:
     """Return mean ± half; with ``bounds`` (a, b) the interval is computed on a scale without ends and mapped back.
 
-    The scale is log((x − a)/(b − x)): the logit for (0, 1), twice the inverse hyperbolic tangent for (−1, 1); without
-    an upper end the scale is log(x − a). ``half`` is multiplied by the scale's slope at the mean (the delta method).
-    The interval is therefore about the mean of the numbers themselves, seeds at 0 or 1 included, and not about the mean
-    of their logits (Korn and Graubard 1998 do this for shares in surveys). nan if the mean is at an end, and if
-    ``half`` is 0, to rounding: a spread that was not seen is not known.
+    The scale is log((x − a)/(b − x)): the logit for (0, 1), twice the inverse hyperbolic tangent for (−1, 1).
+    ``half`` is multiplied by the scale's slope at the mean (the delta method). The interval is therefore about the mean
+    of the numbers themselves, seeds at 0 or 1 included, and not about the mean of their logits (Korn and Graubard 1998
+    do this for shares in surveys). nan if the mean is at an end, and if ``half`` is 0, to rounding: a spread that was
+    not seen is not known.
     """
     if np.isnan(half) or half <= _EQUAL * abs(mean):
         return np.nan, np.nan
@@ -97,9 +92,6 @@ def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[floa
     a, b = bounds
     if not a < mean < b:
         return np.nan, np.nan
-    if np.isinf(b):
-        move = half / (mean - a)
-        return float(a + (mean - a) * np.exp(-move)), float(a + (mean - a) * np.exp(move))
     place, move = np.log((mean - a) / (b - mean)), half * (1 / (mean - a) + 1 / (b - mean))
     return float(a + (b - a) * expit(place - move)), float(a + (b - a) * expit(place + move))
 
@@ -131,7 +123,7 @@ def over_seeds(
         bounds = None  # a user's own task may have scores beyond 0 and 1
     mean = float(numbers.mean()) if n else np.nan
     at_ends = bounds is not None and np.isin(numbers, bounds).all()  # the spread of such numbers says nothing
-    if n < MIN_FOR_INTERVAL or are_equal(numbers) or at_ends:
+    if n < MIN_FOR_INTERVAL or np.ptp(numbers) <= _EQUAL * np.abs(numbers).max() or at_ends:
         return Estimate(mean, np.nan, np.nan, n)
     if may_bootstrap and n >= MIN_FOR_BOOTSTRAP:
         return Estimate(mean, *_bootstrap_interval(numbers), n)
@@ -150,7 +142,7 @@ def _bootstrap_interval(numbers: np.ndarray) -> tuple[float, float]:
     interval").
     """
     n = len(numbers)
-    expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * student.ppf((1 + LEVEL) / 2, n - 1)) - 1
+    expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * t_quantile(LEVEL, n - 1)) - 1
 
     def interval(method: Literal["BCa", "percentile"]) -> tuple[float, float]:
         generator = np.random.default_rng(0)

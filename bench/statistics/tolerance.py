@@ -8,12 +8,14 @@ on does not count: a loss that hardly leaves its start on very old data may rise
 The tolerance is the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard
 error of a bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
 
-Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws of the bootstrap.
+Shapes: D values of the dial; S seeds; N draws of the bootstrap, the first of which is all seeds. A *curve* is a table
+of levels, value of the dial (ascending) × seed.
 
 A table of *levels* has a row for each run: arm, algorithm, value (of the dial), seed, start and sampled (its accuracy
 before and after training), and panel if there are several settings, each with its own reference.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
@@ -43,15 +45,6 @@ def best_value(values: pd.Series, levels: pd.Series) -> Best:
     means = levels.groupby(values).mean()
     place = int(means.argmax())
     return Best(float(means.index[place]), {0: "lowest", len(means) - 1: "highest"}.get(place, ""))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The levels of a loss over a dial."""
-
-    values_D: np.ndarray
-    """Of the dial, ascending."""
-    levels_DS: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -104,61 +97,60 @@ def crossings(curves_ND: np.ndarray, values_D: np.ndarray, threshold_N: np.ndarr
     return found_N
 
 
-def threshold(start_N: np.ndarray, levels_NE: np.ndarray) -> np.ndarray:
+def threshold(start_N: np.ndarray, levels_ND: np.ndarray) -> np.ndarray:
     """Return the start plus ``SHARE`` of the reference's gain at its best value, (N,), from its mean levels."""
-    return start_N + SHARE * (levels_NE.max(1) - start_N)
+    return start_N + SHARE * (levels_ND.max(1) - start_N)
+
+
+def draws(seeds: int, rng: np.random.Generator | None = None) -> np.ndarray:
+    """Return the places of all seeds, and of those in each draw of a bootstrap, (N, S); the same without ``rng``."""
+    generator = np.random.default_rng(0) if rng is None else rng
+    return np.vstack([np.arange(seeds), generator.integers(seeds, size=(RESAMPLES, seeds))])
+
+
+def in_draws(
+    curves: Sequence[pd.DataFrame], reference: pd.DataFrame, start_S: np.ndarray, draws_NS: np.ndarray
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the ``crossings`` of each curve, (N,), and the reference's gain up to the threshold, (N,).
+
+    The curves and the reference have the same seeds. The threshold is found anew in every draw, the reference's best
+    value included.
+    """
+    theirs_ND, *means = (each.to_numpy(float)[:, draws_NS].mean(-1).T for each in (reference, *curves))
+    start_N = start_S[draws_NS].mean(-1)
+    threshold_N = threshold(start_N, theirs_ND)
+    values = [each.index.to_numpy(float) for each in curves]
+    crossed = [crossings(*pair, threshold_N) for pair in zip(means, values, strict=True)]
+    return crossed, threshold_N - start_N
 
 
 def of_curves(
-    ours: Curve,
-    reference: Curve,
-    start_S: np.ndarray,
-    rng: np.random.Generator,
-    base: Curve | None = None,
-) -> Tolerance:
-    """Return the tolerance of a loss from its levels and the reference's at the same seeds, and their common starts.
+    ours: pd.DataFrame, reference: pd.DataFrame, start_S: np.ndarray, base: pd.DataFrame | None = None
+) -> Tolerance | None:
+    """Return the tolerance of a loss from its curve and the reference's at the same seeds, and their common starts.
 
-    The reference sets the threshold, which is found anew in every draw, its best value included.
-    Ratios are over the reference, or over ``base``. Raises ValueError for a dial with one value, or if the reference
-    gains nothing.
+    The reference sets the threshold. Ratios are over the reference, or over ``base``. None for a dial with one value,
+    or if the reference gains nothing.
     """
     seeds, base = len(start_S), reference if base is None else base
-    if min(len(each.values_D) for each in (ours, reference, base)) < 2:
-        raise ValueError("a dial with one value has no crossing: sweep at least two values")
-
-    def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Crossings of the loss and of ``base``, and the gain up to the threshold."""
-        ours_ND, theirs_NE, base_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference, base))
-        start_N = start_S[draws_NS].mean(1)
-        threshold_N = threshold(start_N, theirs_NE)
-        crossed = crossings(ours_ND, ours.values_D, threshold_N), crossings(base_NE, base.values_D, threshold_N)
-        return *crossed, threshold_N - start_N
-
-    def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
-        """Logarithm of the ratio, with a curve that never falls below at the end of the grid; nan where unknown.
-
-        A curve that reaches its threshold only where the dial is 0 tolerates nothing, like one that never does.
-        """
-        known = (ours_N > 0) & np.isfinite(theirs_N) & (theirs_N > 0)
-        found_N = np.full(len(ours_N), np.nan)
-        found_N[known] = np.log(np.minimum(ours_N[known], ours.values_D[-1]) / theirs_N[known])
-        return found_N
-
-    crossed, theirs, gain = at_draws(np.arange(seeds)[None])
-    if not gain[0] > 0:
-        raise ValueError("the reference gains nothing: there is no threshold")
-    (log,), low, high, p = logs(crossed, theirs), np.nan, np.nan, np.nan
+    (ours_N, base_N), gain_N = in_draws((ours, base), reference, start_S, draws(seeds))
+    if min(map(len, (ours, reference, base))) < 2 or not gain_N[0] > 0:
+        return None
+    # A curve that never falls below counts with the end of its grid; one that reaches its threshold only where the dial
+    # is 0 tolerates nothing, like one that never does.
+    known_N = (ours_N > 0) & np.isfinite(base_N) & (base_N > 0)
+    logs_N = np.full(len(ours_N), np.nan)
+    logs_N[known_N] = np.log(np.minimum(ours_N[known_N], ours.index[-1]) / base_N[known_N])
+    log, low, high, p = logs_N[0], np.nan, np.nan, np.nan
     if seeds >= MIN_TO_DECIDE and np.isfinite(log):
-        ours_N, theirs_N, _ = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
-        logs_N = logs(ours_N, theirs_N)
-        unknown, tail = float(np.isnan(logs_N).mean()), (1 - LEVEL) / 2
-        half = half_of_draws(logs_N[~np.isnan(logs_N)], seeds)
+        unknown, tail = float(np.isnan(logs_N[1:]).mean()), (1 - LEVEL) / 2
+        half = half_of_draws(logs_N[1:][known_N[1:]], seeds)
         low = 0.0 if unknown > tail else float(np.exp(log - half))
-        high = np.inf if unknown + np.isinf(ours_N).mean() > tail else float(np.exp(log + half))
+        high = np.inf if unknown + np.isinf(ours_N[1:]).mean() > tail else float(np.exp(log + half))
         quantile = t_quantile(LEVEL, seeds - 1)
         beyond = float(student.sf(quantile * abs(log) / half, seeds - 1)) if half > 0 else 0.5 * (log == 0)
         p = 2 * max(beyond, unknown)
-    return Tolerance(float(crossed[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds)
+    return Tolerance(float(ours_N[0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds)
 
 
 def _reference_arm(levels: pd.DataFrame) -> str | None:
@@ -172,8 +164,12 @@ def _by_seed(levels: pd.DataFrame, arm: str) -> pd.DataFrame:
     return levels[levels["arm"] == arm].pivot_table(index="value", columns="seed", values="sampled").dropna(axis=1)
 
 
-def _curve(by_seed: pd.DataFrame, seeds: pd.Index) -> Curve:
-    return Curve(by_seed.index.to_numpy(float), by_seed[seeds].to_numpy())
+def _paired(levels: pd.DataFrame, *arms: str) -> tuple[list[pd.DataFrame], np.ndarray]:
+    """Return the curves of arms at the seeds that all of them have, and the starts of the first, (S,)."""
+    curves = [_by_seed(levels, arm) for arm in arms]
+    seeds = reduce(pd.Index.intersection, [curve.columns for curve in curves])
+    starts = levels[levels["arm"] == arms[0]].groupby("seed")["start"].first()
+    return [curve[seeds] for curve in curves], starts[seeds].to_numpy()
 
 
 def of_arm(levels: pd.DataFrame, arm: str, over: str | None = None) -> tuple[Tolerance | None, float]:
@@ -186,17 +182,8 @@ def of_arm(levels: pd.DataFrame, arm: str, over: str | None = None) -> tuple[Tol
     best = float(means.index.to_numpy(float)[means.argmax()])
     if reference is None:
         return None, best
-    theirs, base = _by_seed(levels, reference), _by_seed(levels, reference if over is None else over)
-    seeds = ours.columns.intersection(theirs.columns).intersection(base.columns)
-    if seeds.empty:
-        return None, best
-    start = levels[levels["arm"] == reference].groupby("seed")["start"].first()
-    generator = np.random.default_rng(0)  # the same draws for every loss: losses are paired, too
-    try:
-        curves = _curve(ours, seeds), _curve(theirs, seeds)
-        return of_curves(*curves, start[seeds].to_numpy(), generator, _curve(base, seeds)), best
-    except ValueError:  # one value of the dial, or a reference that gains nothing
-        return None, best
+    (theirs, own, base), start_S = _paired(levels, reference, arm, reference if over is None else over)
+    return of_curves(own, theirs, start_S, base) if len(start_S) else None, best
 
 
 def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pinned: str) -> Estimate:
@@ -211,35 +198,22 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
     none = Estimate(np.nan, np.nan, np.nan, 0)
     if (reference := _reference_arm(levels)) is None:
         return none
-    tables = [_by_seed(levels, name) for name in (reference, reference_pinned, arm, pinned or reference_pinned)]
-    seeds = reduce(pd.Index.intersection, [table.columns for table in tables])
-    if seeds.empty:
+    curves, start_S = _paired(levels, reference, reference_pinned, arm, pinned or reference_pinned)
+    if not (n := len(start_S)):
         return none
-    curves = [_curve(table, seeds) for table in tables]
-    start_S = levels[levels["arm"] == reference].groupby("seed")["start"].first()[seeds].to_numpy()
-    drawn = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
-    draws_NS = np.vstack([np.arange(len(seeds)), drawn])
-    means = [curve.levels_DS[:, draws_NS].mean(-1).T for curve in curves]
-    threshold_N = threshold(start_S[draws_NS].mean(1), means[0])
-    free_N, pinned_N, ours_N, ours_pinned_N = (
-        _finite_log(crossings(mean_ND, curve.values_D, threshold_N))
-        for mean_ND, curve in zip(means, curves, strict=True)
-    )
+    crossed, _ = in_draws(curves, curves[0], start_S, draws(n))
+    # nan for a curve that never falls below its threshold.
+    free_N, pinned_N, ours_N, ours_pinned_N = (np.log(np.where(np.isinf(each), np.nan, each)) for each in crossed)
     gap_N = pinned_N - free_N
     with np.errstate(divide="ignore", invalid="ignore"):  # draws without a gap are left out
         closed_N = 1 - (ours_pinned_N - ours_N) / gap_N
     if not (gap_N[0] > 0 and np.isfinite(closed_N[0])):
         return none
     half, known = np.nan, np.isfinite(closed_N[1:]) & np.isfinite(gap_N[1:])
-    if len(seeds) >= MIN_TO_DECIDE and known.mean() >= (1 + LEVEL) / 2:
-        of_gap = half_of_draws(gap_N[1:][known], len(seeds))
-        half = half_of_draws(closed_N[1:][known], len(seeds)) if of_gap < gap_N[0] else np.nan
-    return Estimate(closed_N[0], closed_N[0] - half, closed_N[0] + half, len(seeds))
-
-
-def _finite_log(numbers_N: np.ndarray) -> np.ndarray:
-    """Return logarithms, nan for a curve that never falls below its threshold."""
-    return np.log(np.where(np.isinf(numbers_N), np.nan, numbers_N))
+    if n >= MIN_TO_DECIDE and known.mean() >= (1 + LEVEL) / 2:
+        of_gap = half_of_draws(gap_N[1:][known], n)
+        half = half_of_draws(closed_N[1:][known], n) if of_gap < gap_N[0] else np.nan
+    return Estimate(closed_N[0], closed_N[0] - half, closed_N[0] + half, n)
 
 
 def heights(levels: pd.DataFrame) -> tuple[float, float] | None:

@@ -252,5 +252,5 @@ def test_numbers_of_the_figure_name_their_setting() -> None:
 
 def test_interval_without_an_upper_end_is_drawn_to_its_mark() -> None:
     known = {"a": Tolerance(1.0, 2.0, 1.5, np.inf, 0.01, 5), "b": Tolerance(1.0, 1.0, 1.0, 1.0, 1.0, 5)}
-    axis = tolerance.routing_costs(known, {}, {}, {}).axes[0]
+    axis = tolerance.routing_costs({"free": known, "pinned": {}, "dense": {}}, {}).axes[0]
     assert [2.0 in line.get_xdata() and 1.5 in line.get_xdata() for line in axis.lines].count(True) == 1

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.score import board, outcomes, standard
-from steadymoe.bench.score.standard import CHEAP, COLUMNS, FREE
+from steadymoe.bench.score.standard import COLUMNS, FREE
 from steadymoe.bench.statistics.tolerance import REFERENCE
 
 LEVELS = {REFERENCE: (0.7, 0.8, 0.5, 0.2), "mine": (0.7, 0.8, 0.6, 0.3)}
@@ -27,7 +27,7 @@ def block(name: str = "mine", factor: float = 1.0, seeds: int = 5) -> pd.DataFra
 
 def test_a_loss_is_compared_with_grpo_in_its_own_block() -> None:
     """On another machine every rate is half as high: the same ratio. Own rows among the suite's would be another."""
-    suite = standard.recorded(CHEAP).assign(side=FREE.name)
+    suite = standard.blocks()["7 tokens"].assign(side=FREE.name)
     (alone,) = [each for each in outcomes.scores(block()) if each.loss == "mine"]
     found = {each.loss: each for each in outcomes.scores(suite, block(), block("halved", factor=0.5))}
     for name in ("mine", "halved"):

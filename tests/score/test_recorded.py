@@ -18,8 +18,13 @@ RULER = ROOT / "results" / "ruler"
 SEARCHED = ("search", "controls")
 
 
+def cheap() -> pd.DataFrame:
+    """The outcomes of 7 tokens."""
+    return standard.blocks()["7 tokens"].query("side == @CHEAP").reset_index(drop=True)
+
+
 def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
-    table = standard.recorded(CHEAP)
+    table = cheap()
     grpo = table[table["loss"] == REFERENCE].assign(arm=lambda each: each["rate"], value=lambda each: each["rate"])
     controls = Results.load(RULER, "controls512")
     assert set(controls.runs["algorithm"]) == {"grpo", "sharpening"}
@@ -89,7 +94,7 @@ def test_recorded_search_chooses_the_cell() -> None:
 
 def test_gate_v3_stale_data_harm_the_control_without_a_clip_at_four_times_the_best_rate() -> None:
     """Where it passes, GRPO without a clip ends at least .1 below GRPO."""
-    table = standard.recorded(CHEAP)
+    table = cheap()
     ends = table[table["seed"] < 5].set_index(["loss", "rate", "seed"])["sampled"]
     apart = (ends[REFERENCE] - ends["grpo_unclipped"]).groupby("rate").mean()
     best = outcomes.best_rate(table, REFERENCE, CHEAP)
@@ -104,11 +109,11 @@ def test_committed_board_matches_the_recorded_outcomes(tmp_path: Path) -> None:
 
 
 def test_recorded_runs_use_the_standards_seeds() -> None:
-    tables = standard.blocks()
+    tables = [*standard.blocks().values()]
     of_cell = pd.concat(tables).query("side in @names", local_dict={"names": [side.name for side in SIDES]})
     assert set(of_cell.groupby(["side", "loss", "rate"])["seed"].agg(frozenset)) == {frozenset(range(1000, 1005))}
     for table in tables:
         assert table[["sampled", "greedy", "start"]].stack().between(0, 1).all()
         first, repeated = frozenset(range(5)), frozenset(range(10, 15))
-        cheap = table[table["side"] == CHEAP].groupby("loss")["seed"].agg(frozenset)
-        assert set(cheap) <= {first, first | repeated}
+        by_loss = table[table["side"] == CHEAP].groupby("loss")["seed"].agg(frozenset)
+        assert set(by_loss) <= {first, first | repeated}

@@ -142,7 +142,9 @@ def test_other_settings_than_the_recorded_ones_are_refused(
 ) -> None:
     """On any side, before anything runs."""
     facts = standard.made()
-    planned = compose.plan([f"experiment={EXPERIMENT}", "algorithm=grpo", *side.overrides, "seed=0"], multirun=True)
+    planned = compose.plan(
+        [f"experiment={EXPERIMENT}", "algorithm=grpo", *side.choices, *side.more, "seed=0"], multirun=True
+    )
     assert standard.hashes(planned) == facts["hashes"][side.name]
     changed = facts["hashes"] | {side.name: dict.fromkeys(facts["hashes"][side.name], "0")}
     monkeypatch.setattr(standard, "made", lambda: facts | {"hashes": changed})
@@ -262,7 +264,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(standard, "QUICK", ("seed=0",))
     hashes = {}
     for side in sides:
-        words = [f"experiment={EXPERIMENT}", *side.overrides, "algorithm=grpo", "seed=0"]
+        words = [f"experiment={EXPERIMENT}", *side.choices, *side.more, "algorithm=grpo", "seed=0"]
         hashes[side.name] = standard.hashes(compose.plan(words, multirun=True))
     shutil.copytree(standard.FOLDER, tmp_path / "standard")
     (tmp_path / "standard" / standard.MADE).write_text(json.dumps(standard.made() | {"hashes": hashes}))
@@ -355,7 +357,7 @@ def test_record_appends_a_loss_and_the_next_one_joins_its_block(
     assert "gmpo is with state" in out
     assert files[0].read_text().startswith(before[0])
     measured = pd.read_csv("results/scores/steadymoe-3/gmpo/outcomes.csv")
-    *_, (name, block) = standard.named_blocks()
+    *_, (name, block) = standard.blocks().items()
     assert name == "gmpo"
     pd.testing.assert_frame_equal(block, measured)
     assert set(block["loss"]) == {"gmpo", REFERENCE}
@@ -365,7 +367,7 @@ def test_record_appends_a_loss_and_the_next_one_joins_its_block(
     assert facts == json.loads(before[1])
 
     assert score("algorithm=grpo", "routing=r2", "--record")[0] == 0
-    *_, (name, both) = standard.named_blocks()
+    *_, (name, both) = standard.blocks().items()
     assert (name, set(both["loss"])) == ("gmpo", {"gmpo", REFERENCE, "grpo routing=r2"})
     pd.testing.assert_frame_equal(both[: len(block)], block)
 

@@ -59,7 +59,7 @@ def test_equal_seeds_have_no_interval(number: float, n: int) -> None:
             estimates.over_seeds(values, may_bootstrap=False),
             estimates.over_seeds(values, bounds=estimates.DIFFERENCE),
             estimates.over_seeds([abs(value) for value in values], log=True),
-            comparisons.paired_difference(pd.Series(values), pd.Series([2 * value for value in values])),
+            comparisons.difference(pd.Series(values), pd.Series([2 * value for value in values])),
         ):
             assert np.isnan([found.low, found.high]).all()
             assert np.isfinite(found.mean)
@@ -107,9 +107,6 @@ def test_reward_interval_uses_the_delta_method_on_the_logit_scale() -> None:
         scipy_stats.logistic.ppf(found.mean) + np.array([-1, 1]) * scipy_stats.t(2).ppf(0.975) * error
     )
     np.testing.assert_allclose([found.low, found.high], ends)
-    positive = estimates.over_seeds([1.0, 1.0, 6.0], bounds=(0.0, np.inf))
-    assert 0 < positive.low < positive.mean < positive.high
-    np.testing.assert_allclose(positive.low * positive.high, positive.mean**2)
     mirrored = estimates.over_seeds([1 - value for value in values], bounds=(0.0, 1.0))
     np.testing.assert_allclose([mirrored.low, mirrored.high], [1 - found.high, 1 - found.low])
     assert estimates.over_seeds([0.5, 0.9, 1.0], bounds=(0.0, 1.0)).high < 1  # a seed at an end is a number like others
@@ -163,10 +160,10 @@ def test_declared_shares_bound_the_band_of_a_curve() -> None:
 
 
 def test_difference_intervals_stay_between_minus_1_and_1() -> None:
-    numbers = arms(low=[0.0, 0.3, 0.1], high=[1.0, 0.6, 0.95])
-    found = comparisons.ranking(numbers, bounds=(0.0, 1.0)).set_index("arm").loc["low", "difference"]
+    arms = {"low": by_seed(0.0, 0.3, 0.1), "high": by_seed(1.0, 0.6, 0.95)}
+    found = comparisons.ranking(arms).set_index("arm").loc["low", "difference"]
     assert -1 < found.low < found.mean < 0
-    assert comparisons.paired_difference(by_seed(0.0, 0.3, 0.1), by_seed(1.0, 0.6, 0.95)).low < -1
+    assert comparisons.difference(arms["low"], arms["high"]).low < -1
 
 
 # --- shares ------------------------------------------------------------------------------------------
@@ -202,9 +199,9 @@ def by_seed(*values: float, first: int = 0) -> pd.Series:
 
 def test_a_difference_is_paired_by_seed() -> None:
     a, b = by_seed(0.9, 0.5, 0.7, 0.2), by_seed(0.4, 0.5, 0.1, first=1)[::-1]
-    assert vars(comparisons.paired_difference(a, b)) == pytest.approx(vars(estimates.over_seeds([0.1, 0.2, 0.1])))
+    assert vars(comparisons.difference(a, b)) == pytest.approx(vars(estimates.over_seeds([0.1, 0.2, 0.1])))
     with pytest.raises(ValueError, match="two numbers"):
-        comparisons.paired_difference(pd.Series([1.0, 2.0], index=[0, 0]), b)
+        comparisons.difference(pd.Series([1.0, 2.0], index=[0, 0]), b)
 
 
 def test_the_probability_of_improvement_counts_seeds_or_else_pairs() -> None:
@@ -237,30 +234,7 @@ def test_holm_matches_the_textbook_case() -> None:
     assert comparisons.holm([]).size == 0
 
 
-# --- exact p-values and seeds for a power ---------------------------------------------------------------
-
-
-def test_sign_flip_p_matches_scipys_exact_permutation_p() -> None:
-    generator = np.random.default_rng(0)
-    for n in range(2, 9):
-        differences = generator.normal(0.5, 1, n).tolist()
-        exact = scipy_stats.permutation_test(
-            (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
-        ).pvalue
-        assert comparisons.sign_flip_p(differences) == pytest.approx(exact)
-    assert comparisons.sign_flip_p([0.1, 0.2, 0.3]) == 2 / 2**3
-    assert comparisons.sign_flip_p([-0.3, -0.1, -0.2]) == 2 / 2**3  # neither order nor side matters
-    assert comparisons.sign_flip_p([0.0] * 5) == 1.0
-    assert np.isnan(comparisons.sign_flip_p([]))
-
-
-def test_sampled_signs_approximate_all_signs_and_are_reproducible() -> None:
-    differences = np.random.default_rng(1).normal(0.4, 1, 20)
-    more = [*differences.tolist(), 0.0]  # one too many to enumerate, and it changes no sum
-    exact, drawn = comparisons.sign_flip_p(differences.tolist()), comparisons.sign_flip_p(more)
-    assert abs(exact - drawn) < 4 * np.sqrt(exact * (1 - exact) / comparisons.SIGNS_DRAWN)
-    assert comparisons.sign_flip_p(more[::-1]) == drawn
-    assert comparisons.sign_flip_p([1.0] * 40) == 1 / (1 + comparisons.SIGNS_DRAWN)
+# --- seeds for a power ----------------------------------------------------------------------------------
 
 
 def test_seeds_needed_match_the_recorded_study() -> None:
@@ -270,22 +244,14 @@ def test_seeds_needed_match_the_recorded_study() -> None:
     assert comparisons.seeds_needed(1e-3, 0.05) == 3
 
 
-def arms(**values: list[float]) -> pd.DataFrame:
-    rows = [
-        {"arm": arm, "seed": seed, "value": value} for arm, each in values.items() for seed, value in enumerate(each)
-    ]
-    return pd.DataFrame(rows)
-
-
 def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None:
-    numbers = arms(low=[0.1, 0.2, 0.15, 0.1], high=[0.8, 0.9, 0.7, 0.85], middle=[0.75, 0.9, 0.72, 0.8])
-    found = comparisons.ranking(numbers).set_index("arm")
+    levels = {"low": [0.1, 0.2, 0.15, 0.1], "high": [0.8, 0.9, 0.7, 0.85], "middle": [0.75, 0.9, 0.72, 0.8]}
+    arms = {arm: by_seed(*values) for arm, values in levels.items()}
+    found = comparisons.ranking(arms).set_index("arm")
     assert found.index.tolist() == ["high", "middle", "low"]
-    assert np.isnan(found.loc["high", "p"])
+    assert np.isnan(found.loc["high", "p_corrected"])
     pairs = [("high", "middle"), ("high", "low"), ("middle", "low")]
-    by_arm = {arm: group.set_index("seed")["value"] for arm, group in numbers.groupby("arm")}
-    paired = [float(scipy_stats.ttest_rel(by_arm[one], by_arm[other]).pvalue) for one, other in pairs]
-    assert found.loc[["middle", "low"], "p"].tolist() == pytest.approx(paired[:2])
+    paired = [float(scipy_stats.ttest_rel(arms[one], arms[other]).pvalue) for one, other in pairs]
     assert found.loc[["middle", "low"], "p_corrected"].tolist() == pytest.approx(comparisons.holm(paired)[:2])
     assert found.loc["low", "difference"].high < 0
 
@@ -394,10 +360,9 @@ def test_win_rate_compares_the_same_prompts_and_averages_over_seeds() -> None:
     assert comparisons.win_rate(a, a).mean == 0.0
 
 
-def test_repeated_prompt_counts_once_and_other_prompts_are_refused() -> None:
+def test_repeated_prompt_counts_once_and_other_prompts_are_not_compared() -> None:
     a, b = answers([1, 0]), answers([0, 0])
     twice = pd.concat([a, a[:1].assign(score=0.0)])  # 1 and 0: still better than 0
     assert comparisons.win_rate(twice, b).mean == 0.5
-    with pytest.raises(ValueError, match="seed 0 differ"):
-        comparisons.win_rate(a[:1], b)
+    assert comparisons.win_rate(a[:1], b).n == 0
     assert comparisons.win_rate(a.assign(seed=9), b).n == 0

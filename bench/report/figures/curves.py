@@ -96,7 +96,8 @@ def _beside(
             blocks = [axes]
         for axes, (model, group) in zip(blocks, rows, strict=True):
             ours, base = named[model], bases[model]
-            x, title = sampled_tokens(ours) if over_tokens else None, _title(ours, model) if len(models) > 1 else ""
+            size = f"{experts[model]:.0f} experts" if experts[model] > 0 else "dense"
+            x, title = sampled_tokens(ours) if over_tokens else None, f"{model}, {size}" if len(models) > 1 else ""
             for axis, metric in zip(axes, metrics, strict=False):
                 curves(axis, ours, metric, group, x, f"{title}, {columns.label(metric)}" if title else "")
                 if metric == CLIPPED:
@@ -145,16 +146,10 @@ def effect(
     return said if found else ""
 
 
-def _title(steps: pd.DataFrame, model: str) -> str:
-    return f"{model}, {experts:.0f} experts" if (experts := steps["experts"].max()) > 0 else f"{model}, dense"
-
-
 def _without_word(steps: pd.DataFrame, model: str) -> pd.DataFrame:
     """Return ``steps`` of one model with arms that do not name it."""
-    words = {arm: arm.split(" ") for arm in steps["arm"].unique()}
-    return steps.assign(
-        arm=steps["arm"].map({arm: " ".join(w for w in its if w != model) for arm, its in words.items()})
-    )
+    names = {arm: " ".join(w for w in arm.split(" ") if w != model) for arm in steps["arm"].unique()}
+    return steps.assign(arm=steps["arm"].map(names))
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
@@ -168,8 +163,9 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     # Steps are counted in gradient updates, so that lines are compared after equal training.
     steps = steps.assign(method=names, arm="N = " + steps["updates_per_rollout"].map("{:g}".format))
     steps = steps.assign(step=steps["step"] * steps["updates_per_rollout"])
-    across, width = style.across(len(methods))
-    base = compared(steps, lines) if width == style.ONE_COLUMN else None
+    is_wide = len(methods) > colours.TOGETHER and paper.current().columns != 1
+    across, width = (4, style.TWO_COLUMNS) if is_wide else (min(2, len(methods)), style.ONE_COLUMN)
+    base = None if is_wide else compared(steps, lines)
     rows, kinds = -(-len(methods) // across), 1 if base is None else 2
     with style.figure_style():
         figure, axes = style.panels(rows * kinds, across, 1.55 * rows * kinds + 0.5, width, sharex=True)

@@ -39,7 +39,7 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
         axis.set_xscale("symlog", linthresh=MIN_CLIPPED)
         axis.set_xlim(0, 1)
         axis.set_xticks([0, 1e-3, 1e-2, 1e-1, 1])
-        style.named_rows(axis, names, top_down=True)
+        style.named_rows(axis, names)
         text = f"Bar: mean over steps and seeds ({style.seeds(steps)}); dots: seeds.{style.without_clip(steps)}"
         text += effect(steps, CLIPPED, "mean", LEAD, "above 0")
         return style.finish(figure, None, text)

@@ -22,7 +22,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from steadymoe.bench.report import paper
-from steadymoe.bench.report.figures.colours import TOGETHER, Look
+from steadymoe.bench.report.figures.colours import Look
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.support.text import as_recorded
 
@@ -138,12 +138,6 @@ def panels(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
 
 
-def across(count: int) -> tuple[int, float]:
-    """Return how many of ``count`` panels stand side by side, and the width of their figure."""
-    is_wide = count > TOGETHER and paper.current().columns != 1
-    return (4, TWO_COLUMNS) if is_wide else (min(2, count), ONE_COLUMN)
-
-
 def blocks(count: int, columns: int, height: float, rows: int = 1, **settings: Any) -> tuple[DataFigure, list[list]]:
     """Return a figure over the whole page with the same panels ``count`` times, and the axes of each block.
 
@@ -217,17 +211,16 @@ def dot(
     look: Look,
     panel: str = "",
     is_open: bool = False,
-    **more: Any,
 ) -> None:
     """Draw an estimate at the height ``row``: a mark and its interval, a line that stops at the mark if endless.
 
-    ``is_open`` leaves the mark white inside. ``more`` are further numbers that belong to the row of the figure's table.
+    ``is_open`` leaves the mark white inside.
     """
     high = estimate.high if np.isfinite(estimate.high) else estimate.mean
     axis.plot([estimate.low, high], [row] * 2, color=look.colour, linewidth=1.1, zorder=1)
     mark: Any = replace(look, fill="none" if is_open else "full").mark  # here the fill is no part of an arm's look
     axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
-    note(axis, name, pd.DataFrame([vars(estimate) | more]), panel)
+    note(axis, name, pd.DataFrame([vars(estimate)]), panel)
 
 
 def aside(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 0.0, panel: str = "") -> None:
@@ -265,10 +258,10 @@ def height_of(names: Sequence[str]) -> float:
     return max(1.1, len(names) * max(0.1 + _LINE * (1 + name.count("\n")) for name in names))
 
 
-def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None:
-    """Name the rows 0, 1, … of a plot of dots, from below or from the top."""
+def named_rows(axis: Axes, names: Sequence[str]) -> None:
+    """Name the rows 0, 1, … of a plot of dots, from the top."""
     axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(*((len(names) - 0.4, -0.6) if top_down else (-0.6, len(names) - 0.4)))
+    axis.set_ylim(len(names) - 0.4, -0.6)
     axis.grid(visible=False, axis="y")
 
 

@@ -1,8 +1,8 @@
 """Tolerances of a sweep over a dial: the outcomes over the dial, the threshold, and where each loss crosses it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,33 +23,73 @@ def over_dial(steps: pd.DataFrame) -> DataFigure:
     """
     runs, (dial, *_) = tolerances.levels(steps), tolerances.varying(steps)
     outcomes = [name for name in tolerances.OUTCOMES if runs[name].notna().any()]
-    panels = [
-        _Panel(ours, outcome, title, tolerances.LABELS[dial], called=f"{title}, {_label(outcome)}" if title else "")
-        for title, ours in ((str(panel), ours) for panel, ours in runs.groupby("panel", sort=False))
-        for outcome in outcomes
-    ]
+    settings = runs.groupby("panel", sort=False)
+    panels = [(str(title), ours, outcome) for title, ours in settings for outcome in outcomes]
     names, alone = sorted(set(runs["arm"])), runs["algorithm"].nunique() == 1  # its colour would tell nothing apart
     arms = {name: colours.look(place) for place, name in enumerate(names)} if alone else colours.of_lines(runs)
-    gain = f"of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best"
-    return _figure(panels, style.beside(len(outcomes)), arms, gain)
+    groups, across = colours.groups(arms), style.beside(len(outcomes))
+    rows = len(panels) // across
+    with style.figure_style():
+        if len(groups) > 1:
+            figure, blocks = style.blocks(len(groups), across, 2.0, rows, sharey=True)
+        else:
+            width = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS
+            figure, axes = style.panels(rows, across, 2.0 * rows + 0.3, width, sharey=True)
+            blocks = [axes]
+        for axes, group in zip(blocks, groups, strict=True):
+            for axis, panel in zip(axes, panels, strict=True):
+                _draw(axis, *panel, group)
+            for axis in axes[-across:]:
+                axis.set_xlabel(tolerances.LABELS[dial])
+            nothing = pd.DataFrame(columns=["x", "mean", "low", "high", "n"], dtype=float)
+            for name in [name for name in group if name not in set(panels[0][1]["arm"])]:  # the legend is its
+                style.aside(axes[0], name, nothing, group[name])
+        counts = runs.groupby(["panel", "arm", "value"])["seed"].nunique()
+        text = (
+            f"Mean over seeds, n = {style.span(counts.tolist())}, with a nominal 95 % interval; dotted: the start; "
+            f"dashed: the threshold, the start plus {SHARE:.0%} of the gain of {paper.shown(REFERENCE, REFERENCE)} at "
+            "its best; ticks below: where each loss first falls below it."
+        )
+        return style.finish(figure, axes[0], text)
 
 
-def routing_costs(
-    free: Mapping[str, Tolerance | None],
-    pinned: Mapping[str, Tolerance | None],
-    dense: Mapping[str, Tolerance | None],
-    closed: Mapping[str, Estimate],
-) -> DataFigure:
+def _draw(axis: Axes, title: str, levels: pd.DataFrame, outcome: str, arms: Mapping[str, colours.Look]) -> None:
+    """Draw the curves ``arms`` of an outcome in one setting; of sampled accuracy the threshold and its crossings, too.
+
+    The panel's name in the figure's numbers has its ``title`` before its label.
+    """
+    label = columns.label(tolerances.OUTCOMES[outcome])
+    called = f"{title}, {label}" if title else ""
+    axis.set_title(title)
+    axis.set_ylabel(label)
+    names = [name for name in dict.fromkeys(levels["arm"]) if name in arms]
+    for place, name in enumerate(names):
+        groups = levels[levels["arm"] == name].groupby("value")[outcome]
+        points = [{"x": x} | vars(over_seeds(each.dropna().tolist(), bounds=(0, 1))) for x, each in groups]
+        style.aside(axis, name, pd.DataFrame(points), arms[name], (place + 0.5) / len(names) - 0.5, called)
+    style.ticks_at(axis, levels["value"], log=levels["value"].min() > 0)
+    if outcome != "sampled" or (both := heights(levels)) is None:
+        return
+    for height, dashes in zip(both, (":", "--"), strict=True):
+        axis.axhline(height, color="#777777", linestyle=dashes, linewidth=0.8, zorder=0)
+    for name in names:
+        tolerance, _ = of_arm(levels, name)
+        if tolerance is not None and np.isfinite(x := tolerance.crossing):
+            axis.plot([x, x], [0, 0.05], color=arms[name].colour, transform=axis.get_xaxis_transform())
+            crossing = pd.DataFrame([{"x": x, "mean": both[1]}])
+            style.note(axis, name, crossing, panel=f"{called} crossing".strip())
+
+
+def routing_costs(numbers: Mapping[str, Mapping[str, Tolerance | None]], closed: Mapping[str, Estimate]) -> DataFigure:
     """What each loss tolerates, × GRPO's: on the MoE with free and with pinned routes, on its dense twin; gap closed.
 
-    Each argument is loss → number, None without a threshold; ``free`` gives the rows, from the top. A triangle is a
-    bound: the loss never falls below the threshold on its grid.
+    ``numbers`` has those of ``free``, ``pinned`` and ``dense`` by loss, None without a threshold; ``free`` gives the
+    rows, from the top. A triangle is a bound: the loss never falls below the threshold on its grid.
     """
-    reference = paper.shown(REFERENCE, REFERENCE)
-    names, numbers = list(free), {"free": free, "pinned": pinned, "dense": dense}
+    reference, names = paper.shown(REFERENCE, REFERENCE), list(numbers["free"])
     looks = {what: replace(colours.look(place), marker="o") for place, what in enumerate((*numbers, "gap"))}
     labels = {"moe": f"MoE: rate × {reference}'s", "dense": f"dense twin: rate × {reference}'s", "gap": "gap closed"}
-    places = [place for place, its in (("moe", names), ("dense", dense), ("gap", closed)) if its]
+    places = [place for place, its in (("moe", names), ("dense", numbers["dense"]), ("gap", closed)) if its]
     across = style.beside(len(places))
     down = len(places) // across
     with style.figure_style():
@@ -57,7 +97,7 @@ def routing_costs(
         figure, axes = style.panels(down, across, style.height_of(names) * down, width)
         axis_of = dict(zip(places, axes, strict=True))
         for place, axis in axis_of.items():
-            style.named_rows(axis, names if axis is axes[0] or across == 1 else [""] * len(names), top_down=True)
+            style.named_rows(axis, names if axis is axes[0] or across == 1 else [""] * len(names))
             axis.set_xlabel(labels[place])
             axis.set_xscale("linear" if place == "gap" else "log")
             axis.axvline(0 if place == "gap" else 1, color="#777777", linewidth=0.8, zorder=0)
@@ -72,7 +112,7 @@ def routing_costs(
         for what in ("free", "pinned"):
             mark: Any = replace(looks[what], fill="none" if what == "pinned" else "full").mark
             axes[0].plot([], [], linestyle="none", color=looks[what].colour, label=f"{what} routes", **mark)
-        seeds = style.span([number.n for number in free.values() if number is not None] or [0])
+        seeds = style.span([number.n for number in numbers["free"].values() if number is not None] or [0])
         text = (
             f"Learning rates that a loss tolerates, in multiples of {reference}'s with free routes, or on the dense "
             f"twin, with a nominal 95 % interval over paired seeds, n = {seeds}. Between the two marks lies what "
@@ -89,70 +129,3 @@ def _mark(axis: Axes, name: str, row: float, number: Tolerance, look: colours.Lo
     ends = (np.nan, np.nan) if is_bound else (number.low, number.high)
     estimate = Estimate(number.ratio, *ends, number.n)
     style.dot(axis, name, row, estimate, replace(look, marker=">") if is_bound else look, what, what == "pinned")
-
-
-class _Panel(NamedTuple):
-    """One outcome over the dial, in one setting."""
-
-    levels: pd.DataFrame
-    outcome: str
-    title: str
-    dial: str
-    called: str = ""
-    """The panel's name in the figure's numbers, if not the label of its outcome."""
-
-
-def _label(outcome: str) -> str:
-    return columns.label(tolerances.OUTCOMES[outcome])
-
-
-def _figure(panels: Sequence[_Panel], across: int, arms: Mapping[str, colours.Look], gain: str) -> DataFigure:
-    """Draw the panels row by row; ``gain`` names the gain that sets the threshold."""
-    rows = len(panels) // across
-    counts = [panel.levels.groupby(["arm", "value"])["seed"].nunique() for panel in panels]
-    with style.figure_style():
-        width, groups = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS, colours.groups(arms)
-        if len(groups) > 1:
-            figure, blocks = style.blocks(len(groups), across, 2.0, rows, sharey=True)
-        else:
-            figure, axes = style.panels(rows, across, 2.0 * rows + 0.3, width, sharey=True)
-            blocks = [axes]
-        for axes, group in zip(blocks, groups, strict=True):
-            for place, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
-                _draw(axis, panel, group)
-                axis.set_title(panel.title)
-                is_labelled = place % across == 0 or panel.outcome != panels[place - 1].outcome
-                axis.set_ylabel(_label(panel.outcome) if is_labelled else "")
-                below = panels[place + across : place + across + 1]
-                axis.set_xlabel("" if below and below[0].dial == panel.dial else panel.dial)
-                style.ticks_at(axis, panel.levels["value"], log=panel.levels["value"].min() > 0)
-            nothing = pd.DataFrame(columns=["x", "mean", "low", "high", "n"], dtype=float)
-            for name in [name for name in group if name not in set(panels[0].levels["arm"])]:  # the legend is its
-                style.aside(axes[0], name, nothing, group[name])
-        text = (
-            f"Mean over seeds, n = {style.span(pd.concat(counts).tolist())}, with a nominal 95 % interval; dotted: the "
-            f"start; dashed: the threshold, the start plus {SHARE:.0%} {gain}; ticks below: where each loss first "
-            "falls below it."
-        )
-        return style.finish(figure, axes[0], text)
-
-
-def _draw(axis: Axes, panel: _Panel, arms: Mapping[str, colours.Look]) -> None:
-    """Draw the curves ``arms`` of a panel; of sampled accuracy the threshold and its crossings, too."""
-    levels = panel.levels
-    names = [name for name in dict.fromkeys(levels["arm"]) if name in arms]
-    for place, name in enumerate(names):
-        groups = levels[levels["arm"] == name].groupby("value")[panel.outcome]
-        points = [{"x": x} | vars(over_seeds(each.dropna().tolist(), bounds=(0, 1))) for x, each in groups]
-        beside, label = (place + 0.5) / len(names) - 0.5, panel.called or _label(panel.outcome)
-        style.aside(axis, name, pd.DataFrame(points), arms[name], beside, label)
-    if panel.outcome != "sampled" or (both := heights(levels)) is None:
-        return
-    for height, dashes in zip(both, (":", "--"), strict=True):
-        axis.axhline(height, color="#777777", linestyle=dashes, linewidth=0.8, zorder=0)
-    for name in names:
-        tolerance, _ = of_arm(levels, name)
-        if tolerance is not None and np.isfinite(x := tolerance.crossing):
-            axis.plot([x, x], [0, 0.05], color=arms[name].colour, transform=axis.get_xaxis_transform())
-            crossing = pd.DataFrame([{"x": x, "mean": both[1]}])
-            style.note(axis, name, crossing, panel=f"{panel.called} crossing".strip())
