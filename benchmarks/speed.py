@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +32,6 @@ from torch.nn.functional import grouped_mm, rms_norm, scaled_dot_product_attenti
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
 
-from steadymoe.bench.report import write
 from steadymoe.bench.runs import compose, provenance
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import files
@@ -439,6 +439,18 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
     return cells
 
 
+def section(name: str, text: str) -> None:
+    """Replace what stands between ``<!-- begin name -->`` and ``<!-- end name -->`` in ``PAGE``.
+
+    Raises ValueError for a page without these markers.
+    """
+    before, begin, rest = PAGE.read_text().partition(f"<!-- begin {name} -->\n")
+    _, end, after = rest.partition(f"<!-- end {name} -->")
+    if not (begin and end):
+        raise ValueError(f"{PAGE} lacks the markers <!-- begin {name} --> and <!-- end {name} -->")
+    files.write(PAGE, partial(Path.write_text, data=f"{before}{begin}{text.rstrip()}\n{end}{after}"))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write speed.json and print its table; exit with code 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
@@ -466,7 +478,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = json.loads(RECORDED.read_text()) | numbers
         recorded = {setting: known[setting] for setting in SETTINGS if setting in known}
         files.write_json(RECORDED, recorded)
-        write.section(PAGE, "timings", markdown(recorded))
+        section("timings", markdown(recorded))
         print(f"replaced the table of {PAGE}; the text around it is yours to update", file=sys.stderr)
     else:
         MEASURED.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,6 @@ import speed
 import torch
 from transformers import PreTrainedModel
 
-from steadymoe.bench.report import write
 from steadymoe.bench.runs import compose, execute, provenance
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import files
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             facts["seconds"][f"{setting}, {'MoE' if model == 'flat' else 'dense twin'}"] = taken
             files.write_json(RECORDED, facts)
     shown = table(facts["seconds"])
-    write.section(speed.PAGE, "whole runs", shown)
+    speed.section("whole runs", shown)
     print(shown)
 
 

@@ -108,18 +108,6 @@ def pieces(path: Path, suffix: str, parts: Iterator[pd.DataFrame]) -> None:
             writer.write_table(pa.Table.from_pandas(part, schema=schema, preserve_index=False))
 
 
-def section(page: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- begin name -->`` and ``<!-- end name -->`` in a page.
-
-    Raises ValueError for a page without these markers.
-    """
-    before, begin, rest = files.read_bytes(page).decode().partition(f"<!-- begin {name} -->\n")
-    _, end, after = rest.partition(f"<!-- end {name} -->")
-    if not (begin and end):
-        raise ValueError(f"{page} lacks the markers <!-- begin {name} --> and <!-- end {name} -->")
-    text_files(page.parent, {page.name: f"{before}{begin}{text.rstrip()}\n{end}{after}"})
-
-
 def html(room: str, template: str, **values: Any) -> str:
     """Return the page ``bench/<room>/<template>``, which fills the blocks of base.html; every value is escaped."""
     places = [jinja2.PackageLoader(f"steadymoe.bench.{name}", ".") for name in (room, "report")]

@@ -115,7 +115,7 @@ def _arm(loss: str, side: str) -> str:
 def best_rate(outcomes: pd.DataFrame, loss: str, side: str = FREE.name) -> float:
     """Return the learning rate with the highest mean sampled accuracy on a side."""
     ours = outcomes[(outcomes["side"] == side) & (outcomes["loss"] == loss)]
-    return best_value(ours["rate"], ours["sampled"]).value
+    return best_value(ours["rate"], ours["sampled"])[0]
 
 
 def wider(outcomes: pd.DataFrame, loss: str, side: Side) -> list[float]:

@@ -18,7 +18,6 @@ before and after training), and panel if there are several settings, each with i
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,19 +31,14 @@ SHARE = 0.5
 """Of the reference's gain: of shares between 0.25 and 0.9 the one with the least noise (results/log.md)."""
 
 
-class Best(NamedTuple):
-    """Where the mean level over a dial is highest."""
+def best_value(values: pd.Series, levels: pd.Series) -> tuple[float, str]:
+    """Return the value of the dial with the highest mean level; a row of both is a run.
 
-    value: float
-    end: str
-    """``lowest`` or ``highest`` if no value was tried beyond it, else empty."""
-
-
-def best_value(values: pd.Series, levels: pd.Series) -> Best:
-    """Return the value of the dial with the highest mean level; a row of both is a run."""
+    Second ``lowest`` or ``highest`` if no value was tried beyond it, else empty.
+    """
     means = levels.groupby(values).mean()
     place = int(means.argmax())
-    return Best(float(means.index[place]), {0: "lowest", len(means) - 1: "highest"}.get(place, ""))
+    return float(means.index[place]), {0: "lowest", len(means) - 1: "highest"}.get(place, "")
 
 
 @dataclass(frozen=True)

@@ -100,3 +100,12 @@ def test_record_replaces_the_settings_measured_and_keeps_the_others(
     assert numbers["tokens50"]["blocks"] == 3
     assert "1234.500" in speed.markdown(numbers)
     assert speed.PAGE.read_text() == PAGE.replace(speed.markdown(RECORDED), speed.markdown(numbers))
+
+
+def test_section_is_replaced_between_its_markers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "PAGE", tmp_path / "page.md")
+    speed.PAGE.write_text("a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n")
+    speed.section("x", "new\n")
+    assert speed.PAGE.read_text() == "a\n<!-- begin x -->\nnew\n<!-- end x -->\nb\n"
+    with pytest.raises(ValueError, match="markers"):
+        speed.section("y", "new")

@@ -1,4 +1,4 @@
-"""The writer: cells for people and for programs, sections of pages, and whole files."""
+"""The writer: cells for people and for programs, and whole files."""
 
 import re
 from pathlib import Path
@@ -70,15 +70,6 @@ def test_names_never_become_spreadsheet_formulas(tmp_path: Path) -> None:
         found = pd.read_csv(path)
         assert found["arm"].tolist() == ["'=1+2", "'+cmd", "'-2+3+x", "'@sum", "grpo", "-0.5", "+"]
         assert found["value"].tolist() == rows["value"].tolist()
-
-
-def test_section_is_replaced_between_its_markers_only(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n")
-    write.section(page, "x", "new\n")
-    assert page.read_text() == "a\n<!-- begin x -->\nnew\n<!-- end x -->\nb\n"
-    with pytest.raises(ValueError, match="markers"):
-        write.section(page, "y", "new")
 
 
 def test_files_are_written_atomically_and_formats_are_checked(tmp_path: Path) -> None:
