@@ -1,34 +1,25 @@
 """``steadymoe check``: parse its arguments, build the loss, and print a line for each property."""
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 
 from steadymoe.algorithms import PolicyLoss, Traits, build, class_of, meant
 from steadymoe.algorithms.corrections import Uncorrected
 from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench import schema
 from steadymoe.bench.check import properties
-from steadymoe.bench.check.derivatives import POLICY_FIELDS
 from steadymoe.bench.check.properties import CheckFailed, ask
 from steadymoe.bench.runs import compose
 from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.runs.overrides import key_of
-from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.errors import Parser
-from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.support.text import visible
-from steadymoe.bench.training.microbatches import MicroBatch
-from steadymoe.bench.training.trainer import Trainer
-from steadymoe.models import build as models
 
 _DESCRIPTION = """\
 Check a loss, built-in or in a folder of STEADYMOE_PATH, for the properties that every loss must have:
@@ -40,9 +31,6 @@ examples:
   STEADYMOE_PATH=~/mine steadymoe check algorithm=half_clipped     your own
 
 The properties: docs/commands.md#check; a loss of your own: docs/your_algorithm.md"""
-# The update that the loss is timed in, and its largest share; a built-in loss takes 3 % at most.
-_UPDATE = ("algorithm=grpo", "model=micro", "task=chain")
-_ROUNDS, _LARGEST = 7, 0.1
 SECTIONS = ("loss", "advantage")
 
 
@@ -66,9 +54,11 @@ def main(args: list[str]) -> int:
 
 def check(overrides: Sequence[str]) -> int:
     """Check the algorithm that the overrides choose, print the findings, and return the exit code of ``main``."""
-    algorithm, update = read(overrides), compose.plan(_UPDATE)[0].config
-    torch.set_num_threads(update.threads)
-    checks, passed = properties_of(algorithm, update), []
+    torch.set_num_threads(1)
+    algorithm = read(overrides)
+    checks: dict[str, Callable[[], str]] = {"fields": partial(check_fields, algorithm.sections)}
+    checks |= properties.of(algorithm.loss)
+    passed = []
     for finding in ask(checks):
         print(finding.line, flush=True)
         passed.append(finding.passed)
@@ -76,16 +66,6 @@ def check(overrides: Sequence[str]) -> int:
     count = f"all {len(checks)}" if all(passed) else f"{sum(passed)} of {len(checks)}{skipped}"
     print(visible(f"{algorithm.name} passes {count}"))
     return 0 if all(passed) else 1
-
-
-def properties_of(algorithm: CheckedAlgorithm, update: RunConfig) -> dict[str, Callable[[], str]]:
-    """Return a check for each property by its name, in order; ``update`` configures the update that is timed."""
-    config = replace(update, algorithm=replace(update.algorithm, loss=known_fields(algorithm.sections["loss"])))
-    return {
-        "fields": partial(check_fields, algorithm.sections),
-        **properties.of(algorithm.loss),
-        "share of a step": partial(properties.holds, _check_share, config),
-    }
 
 
 def read(overrides: Sequence[str]) -> CheckedAlgorithm:
@@ -145,46 +125,3 @@ def _field_faults(numbers: Mapping[str, Any], section: str) -> Iterator[str]:
 
 def _field_names(numbers: Mapping[str, Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(class_of(numbers)) if field.init]
-
-
-def _check_share(config: RunConfig) -> str:
-    measured = share(config, _ROUNDS)
-    text = f"forward and backward take {measured:.1%} of an update of micro"
-    if not measured <= _LARGEST:
-        raise CheckFailed(f"{text}; at most {_LARGEST:.0%} is allowed")
-    return text
-
-
-def share(config: RunConfig, rounds: int) -> float:
-    """Return the processor time of the loss, forward and backward, over that of an update: the median of ``rounds``.
-
-    The model is untrained.
-    """
-    task = instantiate(config.task)
-    model = models.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
-    trainer = Trainer(model, task, config)
-    learner, (rollout, _, _) = trainer.learner, trainer.sample(1)
-    minibatches = trainer.minibatches(1)
-    old, parts = learner.old_policy(rollout, minibatches), minibatches[0]
-    rows = torch.cat([part.rows_M for part in parts])
-    advantages_BT = torch.ones_like(rollout.logprobs_BT)
-    whole = len(rows), int(rollout.sequences.response_mask_BT[rows].sum())
-    shares = []
-    for _ in range(rounds + 1):
-        start = time.process_time()
-        learner.update(rollout, old, advantages_BT, parts)
-        update = time.process_time() - start
-        outputs = learner.forwards(learner.model, rollout, MicroBatch(rows))
-        batch = learner.batch(rollout, old, advantages_BT, rows, outputs, whole)
-        leaves: dict[str, Any] = {  # the loss's own backward ends here
-            name: values.detach().requires_grad_()
-            for name in POLICY_FIELDS
-            if (values := getattr(batch, name)) is not None
-        }
-        batch = replace(batch, **leaves)
-        start = time.process_time()
-        loss = learner.objective(batch).loss
-        if loss.requires_grad:
-            loss.backward()
-        shares.append((time.process_time() - start) / update)
-    return statistics.median(shares[1:])  # the first round warms up

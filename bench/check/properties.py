@@ -324,7 +324,7 @@ def of(loss: PolicyLoss) -> dict[str, Callable[[], str]]:
 
     def checked(name: str) -> str:
         try:
-            return holds(_PROPERTIES[name], loss)
+            return _holds(_PROPERTIES[name], loss)
         except CheckFailed:
             if name in _COMPARE and _draws(loss):
                 return "not checked, because the loss draws random numbers"
@@ -333,10 +333,10 @@ def of(loss: PolicyLoss) -> dict[str, Callable[[], str]]:
     return {name: partial(checked, name) for name in _PROPERTIES}
 
 
-def holds(prop: Callable[..., str], *arguments: Any) -> str:
+def _holds(prop: Callable[[PolicyLoss], str], loss: PolicyLoss) -> str:
     """Return the sentence of a property that holds. Raises CheckFailed otherwise, for an error of the loss too."""
     try:
-        return prop(*arguments)
+        return prop(loss)
     except CheckFailed:
         raise
     except BaseException as error:  # a user's loss can raise anything, SystemExit too

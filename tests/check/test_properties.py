@@ -1,6 +1,5 @@
 """What ``steadymoe check`` asks: every shipped algorithm passes, and a fault made on purpose fails in its own line."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import faulty_losses
 import pytest
 import torch
-from small_runs import SMALL
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,7 +16,6 @@ from steadymoe.bench.check import command, properties
 from steadymoe.bench.check.batches import ragged
 from steadymoe.bench.check.derivatives import gradient, random_direction, slopes
 from steadymoe.bench.check.properties import CheckFailed, ask
-from steadymoe.bench.runs import compose
 
 
 def sections(name: str) -> dict[str, Any]:
@@ -261,31 +258,3 @@ def test_finite_differences_hold_detached_values_and_comparisons() -> None:
     expected = (found_BT * along["logprobs_BT"]).sum().item()
     assert slopes(loss, batch, [along], hold=True) == [pytest.approx(expected, rel=1e-7)]
     assert slopes(loss, batch, [along], hold=False) != [pytest.approx(expected, rel=1e-3)]
-
-
-# --- the share of a step -----------------------------------------------------------------------------
-
-
-def test_slow_loss_has_a_large_share_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = compose.plan(["algorithm=grpo", *SMALL, "updates=2"])[0].config
-    target = {"_target_": f"{__name__}.Slow"}
-    dear = replace(fast, algorithm=replace(fast.algorithm, loss=target))
-    assert 0 < command.share(fast, rounds=1) < command.share(dear, rounds=1) < 1
-    algorithm = command.CheckedAlgorithm("grpo", sections("grpo"), load("grpo"))
-    for measured, passes in ((0.03, True), (0.1, True), (0.11, False), (math.nan, False)):
-        monkeypatch.setattr(command, "share", lambda config, rounds, measured=measured: measured)
-        checks = command.properties_of(algorithm, fast)
-        (finding,) = ask({"share of a step": checks["share of a step"]})
-        assert finding.passed == passes
-        assert f"take {measured:.1%} of an update of micro" in finding.sentence
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slow(RatioLoss):
-    """Works for what it does not need."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        matrix = torch.ones(300, 300)
-        for _ in range(30):
-            matrix = matrix @ matrix / 300
-        return Surrogate(self.ratio_of(batch) * batch.advantages_BT * matrix[0, 0])
