@@ -159,7 +159,7 @@ def read(overrides: Sequence[str]) -> Arm:
         raise ConfigError(f"{several[0]} has several values; give one")
     if units := [name for name in standard.OWN_RATES if f"optimizer={name}" in changes]:
         raise ConfigError(f"optimizer={units[0]} has learning rates of its own, which are not compared with AdamW's")
-    name = check.read([word for word in overrides if word not in changes]).name
+    name = check.read([word for word in overrides if word not in changes])[0]
     words = [word for word in overrides if word != f"algorithm={name}"]
     if not words:
         return Arm(name, name, tuple(overrides))
@@ -203,7 +203,7 @@ def score(
         if code := _run(part, again, ran, total):
             return code
     found = _outcomes(ran)
-    keeps_state = properties.memory(check.read(own.of_algorithm).loss).startswith(properties.KEEPS_STATE)
+    keeps_state = properties.memory(check.read(own.of_algorithm)[1]).startswith(properties.KEEPS_STATE)
     label = "with state" if keeps_state else ""
     problem = "" if quick else outcomes.gains_without_reward(found)
     notes = [f"{own.label} is {label}: {board.TERMS[label]}"] if label else []

@@ -8,7 +8,7 @@ import pytest
 from fixtures import Said, on_path, tutorial, write_all
 
 LINES = [
-    *("fields", "shapes", "gradient", "padding", "masked tokens", "no tokens", "order", "micro-batches"),
+    *("shapes", "gradient", "padding", "masked tokens", "no tokens", "order", "micro-batches"),
     *("zero advantage", "ratio 1", "extreme ratios", "random numbers", "memory"),
 ]
 
@@ -48,14 +48,12 @@ def test_user_algorithm_is_checked_with_a_line_per_fault(
     assert contents(mine.parent) == before
 
     monkeypatch.delitem(sys.modules, "my_losses")
-    code, config = mine / "my_losses.py", mine / "conf" / "algorithm" / "half_clipped.yaml"
+    code = mine / "my_losses.py"
     code.write_text(code.read_text().replace("self.ratio_of(batch)", "self.ratio_of(batch).detach() * 1.0"))
-    config.write_text(config.read_text().replace("clip_high: 0.2}", "epsilon_high: 0.2}"))
     printed = ran("check", "algorithm=half_clipped", code=1)
     lines = findings(printed)
-    assert [name for name in LINES if not lines[name][0]] == ["fields", "gradient", "ratio 1"]
-    assert "did you mean clip_high?" in lines["fields"][1]
-    assert printed.splitlines()[-1] == f"half_clipped passes {len(LINES) - 3} of {len(LINES)}"
+    assert [name for name in LINES if not lines[name][0]] == ["gradient", "ratio 1"]
+    assert printed.splitlines()[-1] == f"half_clipped passes {len(LINES) - 2} of {len(LINES)}"
 
 
 @pytest.mark.parametrize("body", ["self.ratio_of(batch) * batch.advantages_BT", "1 / 0", "exit(0)", "stop()"])
@@ -63,10 +61,10 @@ def test_uncallable_loss_fails_in_one_line_and_skips_the_rest(body: str, mine: P
     code = mine / "my_losses.py"
     text = re.sub(r"return ops\.clipped_surrogate\(.*\)", f"return {body}", code.read_text())
     code.write_text(f"{text}\n\ndef stop():\n    raise KeyboardInterrupt\n")
-    _, shapes, count = ran("check", "algorithm=half_clipped", code=1).splitlines()
+    shapes, count = ran("check", "algorithm=half_clipped", code=1).splitlines()
     assert shapes.startswith("FAILS   shapes: ")
     assert ("must return a Surrogate" in shapes) == body.startswith("self")
-    assert count.startswith(f"half_clipped passes 1 of {len(LINES)}; {len(LINES) - 2} were")
+    assert count.startswith(f"half_clipped passes 0 of {len(LINES)}; {len(LINES) - 1} were")
 
 
 WRONG = {
@@ -80,6 +78,7 @@ WRONG = {
     "algorithm=grpo algorithm.kl.estimator=k9": "algorithm.kl.estimator",
     "algorithm=grpo algorithm.loss._target_=my_losses.Nothing": "my_losses.Nothing",
     "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": "got GroupMean",
+    "algorithm=misnamed": "has no 'epsilon_high'; did you mean clip_high?",
     "algorithm=broken": "broken.Broken (ZeroDivisionError: division by zero, ",
     "algorithm=exiting": "SystemExit: 0 (",
     "algorithm=leaving": "SystemExit: 0 (",
@@ -119,6 +118,7 @@ def test_bad_input_fails_in_one_line_and_writes_nothing(words: str, mine: Path, 
     text = tutorial()["conf/algorithm/half_clipped.yaml"]
     for name, target in targets.items():
         write_all(mine, {f"conf/algorithm/{name}.yaml": text.replace("my_losses.HalfClipped", target)})
+    write_all(mine, {"conf/algorithm/misnamed.yaml": text.replace("clip_high: 0.2", "epsilon_high: 0.2")})
     before = contents(mine.parent)
     assert WRONG[words] in refused("check", *words.split())
     assert contents(mine.parent) == before

@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from steadymoe import conf
 from steadymoe.algorithms import Batch, ClippedLoss, RatioLoss, Surrogate, TokenLoss, Traits, load, names, ops
-from steadymoe.bench.check import command, properties
+from steadymoe.bench.check import properties
 from steadymoe.bench.check.batches import ragged
 from steadymoe.bench.check.derivatives import gradient, random_direction, slopes
-from steadymoe.bench.check.properties import CheckFailed, ask
-
-
-def sections(name: str) -> dict[str, Any]:
-    """``loss`` and ``advantage`` of a shipped YAML."""
-    numbers = conf.read("algorithm", name)
-    return {part: numbers[part] for part in command.SECTIONS}
-
+from steadymoe.bench.check.properties import ask
 
 # The algorithms that lack a property on purpose, by the words in which they say so.
 HELD = {"aspo", "cispo", "minirl", "minpro", "rspo", "rspo_grpo", "rspo_gspo", "topr", "vespo"}
@@ -45,11 +37,10 @@ UNSHOWN = {"sat": {"zero advantage"}, "sat_gspo": {"zero advantage", "micro-batc
 
 @pytest.mark.parametrize("name", names(presets=True))
 def test_every_shipped_algorithm_passes_or_states_why_it_differs(name: str) -> None:
-    given = sections(name)
-    found = list(ask({"fields": lambda: command.check_fields(given), **properties.of(load(name))}))
+    found = list(ask(properties.of(load(name))))
     assert [each.line for each in found if not each.passed] == []
     told = {each.name: each.sentence for each in found}
-    assert len(told) == 13
+    assert len(told) == 12
     for line, (words, who) in STATED.items():
         assert (words in told[line]) == (name in who or name.partition("@")[0] in who), told[line]
     unneeded = {line for line, sentence in told.items() if "though" in sentence}
@@ -221,25 +212,6 @@ def test_fault_that_spoils_every_property_is_the_only_line(loss: TokenLoss, word
     (finding,) = ask(properties.of(loss))
     assert not finding.passed
     assert words in finding.line
-
-
-# --- fields ------------------------------------------------------------------------------------------
-
-
-FIELDS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "loss.epsilon": ("gspo", lambda loss: loss | {"epsilon": 0.2}),
-    "loss.host.epsilon": ("rspo", lambda loss: loss | {"host": loss["host"] | {"epsilon": 0.2}}),
-}
-
-
-@pytest.mark.parametrize("named", FIELDS)
-def test_number_missing_from_the_class_is_named(named: str) -> None:
-    name, change = FIELDS[named]
-    given = sections(name)
-    changed = change(given["loss"])
-    with pytest.raises(CheckFailed, match=named):
-        command.check_fields(given | {"loss": changed})
-    assert command.known_fields(changed) == given["loss"]
 
 
 # --- batches and derivatives -------------------------------------------------------------------------
