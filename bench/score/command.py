@@ -258,9 +258,7 @@ def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
         plain = Arm(own.name, own.name, tuple(own.of_algorithm))
         same = {run.config_hash for side in (FREE, PINNED) for run in _part(plain, side).planned}
         if mine[0].config_hash in same:
-            raise ConfigError(
-                f"{own.label} is {own.name} itself: the standard has this value, or runs it with every score"
-            )
+            raise ConfigError(f"{own.label} changes nothing: the standard has this value, or runs it with every score")
     if changed := standard.changed_setting(reference.planned[0].plain, mine[0].plain, own.changes):
         raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
     tuned = [override for override in own.overrides if not override.startswith("algorithm=")]
