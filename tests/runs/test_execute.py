@@ -22,6 +22,7 @@ from small_runs import (
     SMALL,
     assert_resumes,
     assert_same,
+    executed,
     finished,
     interrupt,
     planned,
@@ -169,7 +170,7 @@ def test_a_checkpoint_of_other_library_versions_is_not_resumed(
     made = planned(tmp_path)
     step = execute.Trainer.step
     monkeypatch.setattr(execute.Trainer, "step", lambda self, n: step(self, n) if n < 4 else 1 / 0)
-    assert execute.execute(made) == "failed"
+    assert executed(made) == "failed"
     facts = json.loads((made.folder / "run.json").read_text())
     assert "ZeroDivisionError" in facts["error"]
     facts["versions"]["torch"] = "0.1"
@@ -235,7 +236,7 @@ def test_non_finite_number_is_a_result(
         return plain(self, number)
 
     monkeypatch.setattr(execute.Trainer, stage, poisoned)
-    assert execute.execute(made) == "diverged"
+    assert executed(made) == "diverged"
     assert run_folder.known(made.folder)["diverged"] == {"reason": "not finite", "step": step, "update": update}
     assert len(record.read_table(made.folder, "steps")) == step
     assert execute.execute(made) == "diverged"  # as final as finished
@@ -251,7 +252,7 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
         return result
 
     monkeypatch.setattr(execute.Trainer, "step", losing)
-    assert execute.execute(made) == "collapsed"
+    assert executed(made) == "collapsed"
     assert run_folder.known(made.folder)["diverged"] == {
         "reason": "reward",
         "step": 5,
@@ -304,7 +305,7 @@ def test_only_algorithms_share_a_cold_start(tmp_path: Path) -> None:
 
 def test_cold_start_outside_its_band_says_what_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = finished(tmp_path)
-    weights = next((tmp_path / "cold_starts").glob("*.safetensors"))
+    weights = tmp_path / "cold_starts" / f"{first.config.cold_start_fingerprint}.safetensors"
     given = finished(tmp_path, f"cold_start.path={weights}")
     assert_same(first.folder, given.folder)
     assert run_folder.known(given.folder)["cold_start"] == {"path": str(weights)}
