@@ -24,6 +24,7 @@ from steadymoe.bench.training.trainer import Trainer
 
 # Long enough that a run whose third step is seen on disk is killed before it ends.
 LONG = "updates=32"
+SHORT = "updates=4"
 
 
 def children(pid: int) -> list[int]:
@@ -103,7 +104,7 @@ def test_status_prints_the_command_that_resumes_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.setattr(launch, "launch", lambda *_: None)  # as if killed before the first run
-    words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    words = [*SWEEP, SHORT, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     ran("run", *words, code=1)
     command = shlex.join(["steadymoe", "run", "-m", *(word for word in words if word != "-m")])
     assert status.lines(tmp_path)[:2] == ["small: 4 not started", f"  resume all 4: {command}"]
@@ -116,7 +117,7 @@ def test_status_prints_the_command_that_resumes_a_sweep(
     for run in again[1:3]:
         executed(run)
     assert not any("resume" in line for line in status.lines(tmp_path))
-    more = runs_of(tmp_path, "seed=2")
+    more = runs_of(tmp_path, SHORT, "seed=2")
     run_folder.add_to_plan(more)  # nothing is taken out of it
     assert len(run_folder.planned(tmp_path / "runs" / "small")[0]) == 6
     assert {f"    rerun: {run.command}" for run in more} <= set(status.lines(tmp_path))
@@ -127,10 +128,10 @@ def test_adding_seeds_and_algorithms_keeps_finished_runs(tmp_path: Path, ran: Sa
         paths = [path for path in folder.iterdir() if path.name != ".lock"]
         return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
-    (first,) = runs_of(tmp_path, "seed=0", "algorithm=grpo")
+    (first,) = runs_of(tmp_path, SHORT, "seed=0", "algorithm=grpo")
     executed(first)
     before = files(first.folder)
-    words = [*SWEEP, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
+    words = [*SWEEP, SHORT, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
     with sharing_starts(tmp_path):
         said = ran("run", *words)
     assert "1 of 4 runs have already finished" in said
@@ -139,11 +140,11 @@ def test_adding_seeds_and_algorithms_keeps_finished_runs(tmp_path: Path, ran: Sa
 
 
 def test_retry_failed_reruns_only_failed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
-    runs = runs_of(tmp_path)
+    runs = runs_of(tmp_path, SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", lambda *_: 1 / 0)
         assert executed(runs[1]) == "failed"
-    words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    words = [*SWEEP, SHORT, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     assert "skips 3 of 4 runs" in ran("run", "--retry-failed", *words)
     assert [run_folder.read_state(each.folder).status for each in runs] == ["missing", "finished", "missing", "missing"]
     assert "retry=" not in run_folder.known(runs[1].folder)["command"]
