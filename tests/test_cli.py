@@ -136,8 +136,6 @@ def test_impossible_combinations_are_skipped_and_named(
         ("algorithm=grpo,reinforce algorithm.loss.clip_high=0.3", 1, "clip_high"),
         ("task=sort,chain task.modulus=7", 1, "modulus"),
         ("model=micro,dense_micro routing=off,r2", 3, "dense"),
-        ("model=micro,dense_micro optimizer.router_factor=1,0.5", 3, "dense"),
-        ("model=micro,dense_micro cold_start.aux_loss=0.01,0.1", 3, "dense"),
     ],
 )
 def test_a_point_that_cannot_be_is_left_out_of_a_sweep(words: str, made: int, named: str) -> None:
