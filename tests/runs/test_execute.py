@@ -128,9 +128,9 @@ def test_run_killed_at_a_random_step_resumes_to_the_same_numbers(whole: compose.
 def test_run_of_a_loss_that_draws_random_numbers_repeats_and_resumes(tmp_path: Path) -> None:
     word = "algorithm.loss._target_=faulty_losses.TokenDropout"
     before = random.getstate(), torch.get_rng_state()
-    whole = assert_resumes(tmp_path, 6, word)
+    whole = assert_resumes(tmp_path, 4, "updates=8", word)
     assert (random.getstate(), torch.get_rng_state().tolist()) == (before[0], before[1].tolist()), "restored"
-    again = finished(tmp_path / "again", word)
+    again = finished(tmp_path / "again", "updates=8", word)
     assert_same(whole.folder, again.folder)
 
 
