@@ -80,11 +80,16 @@ def sharing_starts(results: Path) -> Iterator[None]:
     shutil.copytree(results / "cold_starts", known_starts().name, dirs_exist_ok=True)
 
 
+def executed(made: compose.Run) -> str:
+    """How a run ends that may begin at a known cold start."""
+    with sharing_starts(Path(made.config.results_dir)):
+        return execute.execute(made)
+
+
 def finished(results: Path, *words: str) -> compose.Run:
     """The small run, made to its end."""
     made = planned(results, *words)
-    with sharing_starts(results):
-        assert execute.execute(made) == "finished"
+    assert executed(made) == "finished"
     return made
 
 
@@ -115,13 +120,12 @@ def interrupt(made: compose.Run, at: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", stops)
         with pytest.raises(KeyboardInterrupt):
-            execute.execute(made)
+            executed(made)
 
 
 def assert_resumes(tmp_path: Path, stop_at: int, *words: str) -> compose.Run:
     """A run that was stopped in its step ``stop_at`` records what an undisturbed one does, which is returned."""
     whole, halted = finished(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
-    shutil.copytree(tmp_path / "whole" / "cold_starts", tmp_path / "halted" / "cold_starts")
     interrupt(halted, stop_at)
     assert execute.execute(halted) == "finished"
     assert_same(whole.folder, halted.folder)

@@ -10,7 +10,7 @@ import torch
 from steadymoe.algorithms import Batch, LossOutput, load
 from steadymoe.bench.training.sampling import Rollout, roll_out
 
-SHORT = {"steps": 2, "warm_up_updates": 60}
+SHORT = {"steps": 2, "warm_up_updates": 30}
 Seen = list[tuple[Batch, LossOutput]]
 
 

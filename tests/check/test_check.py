@@ -77,7 +77,7 @@ WRONG = {
     "algorithm=grpo algorithm.loss.clip_low=-1": "clip_low",
     "algorithm=grpo algorithm.kl.estimator=k9": "algorithm.kl.estimator",
     "algorithm=grpo algorithm.loss._target_=my_losses.Nothing": "my_losses.Nothing",
-    "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": "GroupMean has no 'aggregation'",
+    "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": "has no 'aggregation'",
     "algorithm=misnamed": "has no 'epsilon_high'; did you mean clip_high?",
     "algorithm=broken": "broken.Broken (ZeroDivisionError: division by zero, ",
     "algorithm=exiting": "SystemExit: 0 (",

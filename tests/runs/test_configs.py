@@ -6,7 +6,6 @@ from typing import Any
 import hydra
 import pytest
 import yaml
-from fixtures import CORE_SIX
 from omegaconf import OmegaConf
 
 from steadymoe import algorithms, conf
@@ -46,25 +45,25 @@ SHORT_TASK = {
 }
 
 
-def run_of(words: list[str], waits: bool) -> Any:
+def run_of(words: list[str], waits: bool = True) -> Any:
     """Overrides of a run, which may wait for `make check`."""
     return pytest.param(words, marks=pytest.mark.check if waits else [])
 
 
 def trained_algorithms() -> list[Any]:
-    """Every algorithm; all but the core six wait, since each loss is called in tests of its own."""
-    return [run_of([*with_needed(name), "model=micro"], waits=name not in CORE_SIX) for name in conf.names("algorithm")]
+    """Every algorithm; they wait, since test_learning trains the core six, and each loss is called in its own tests."""
+    return [run_of([*with_needed(name), "model=micro"]) for name in conf.names("algorithm")]
 
 
 def trained_models() -> list[Any]:
     """Every model that needs no checkpoint; most wait, since test_families trains them too."""
-    quick = ("micro", "tiny", "deep", "dense_tiny", "mixtral_micro", "deepseek_v3_micro", "gpt_oss_micro")
+    quick = ("tiny", "deep", "dense_tiny")
     return [run_of([f"model={name}"], waits=name not in quick) for name in conf.names("model") if name != "pretrained"]
 
 
 def trained_experiments() -> list[Any]:
-    """Every experiment; all but one of each setting wait."""
-    quick = ("dose", "every_algorithm", "quickstart", "gspo")
+    """Every experiment; all but one of each setting wait, and every_algorithm, which test_learning trains."""
+    quick = ("dose", "quickstart", "gspo")
     return [run_of([f"experiment={name}"], waits=name not in quick) for name in conf.names("experiment")]
 
 
@@ -84,7 +83,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *([f"optimizer={name}", "model=micro"] for name in conf.names("optimizer")),
         *trained_models(),
         *([f"task={name}", "model=micro"] for name in conf.names("task")),
-        run_of(["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"], waits=True),  # 17 s
+        run_of(["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"]),  # 17 s
         *trained_experiments(),
     ],
     ids=" ".join,

@@ -1,6 +1,7 @@
 """The evaluation of a cold start is measured once; what is kept is used only where it would be measured alike."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 from small_runs import planned
 
-from steadymoe.bench.runs import execute, provenance, record, start_evaluation
+from steadymoe.bench.runs import compose, execute, provenance, record, start_evaluation
 from steadymoe.bench.training.trainer import Trainer
 
 WORDS = ("updates=2", "evaluation.pass_k=2", "evaluation.pass_prompts=4")
@@ -32,6 +33,20 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
+    """The first run of a results folder."""
+    made = planned(tmp_path_factory.mktemp("first"), *WORDS)
+    assert execute.execute(made) == "finished"
+    return made
+
+
+@pytest.fixture
+def cache(first: compose.Run, tmp_path: Path) -> Path:
+    """What it leaves to later runs in ``tmp_path``: its cold start, and the evaluation of that."""
+    return Path(shutil.copytree(Path(first.config.results_dir) / "cold_starts", tmp_path / "cold_starts"))
+
+
 def test_arms_of_a_seed_share_the_evaluation_of_their_start(tmp_path: Path, measured: list[int]) -> None:
     arms = (), ("algorithm=gspo",), ("routing=r2",), ("routing=pinned",), ("evaluation.every=1",)
     rows = []
@@ -48,10 +63,10 @@ def test_arms_of_a_seed_share_the_evaluation_of_their_start(tmp_path: Path, meas
 
 
 @pytest.mark.parametrize("word", ["evaluation.prompts=4", "evaluation.pass_k=3", "evaluation.permuted_routes=true"])
+@pytest.mark.usefixtures("cache")
 def test_another_evaluation_is_measured(tmp_path: Path, measured: list[int], word: str) -> None:
-    for words in (WORDS, WORDS, [each for each in WORDS if each[:17] != word[:17]] + [word]):
-        execute.execute(planned(tmp_path, *words))
-    assert measured.count(0) == 2
+    execute.execute(planned(tmp_path, *(each for each in WORDS if each[:17] != word[:17]), word))
+    assert measured.count(0) == 1
 
 
 @pytest.mark.parametrize(("k", "measurements"), [(0, 1), (2, 2)])
@@ -63,11 +78,11 @@ def test_size_of_a_rollout_matters_to_pass_k_alone(
     assert measured.count(0) == measurements
 
 
+@pytest.mark.usefixtures("cache")
 def test_other_code_is_measured(tmp_path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    execute.execute(planned(tmp_path, *WORDS))
     monkeypatch.setattr(provenance, "TRAINING_VERSION", provenance.TRAINING_VERSION + 1)
     execute.execute(planned(tmp_path, *WORDS, "algorithm=gspo"))
-    assert measured.count(0) == 2
+    assert measured.count(0) == 1
 
 
 def _without_a_row(kept: dict[str, Any]) -> str:
@@ -86,17 +101,20 @@ def _without_a_row(kept: dict[str, Any]) -> str:
     ids=["torn", "a list", "empty", "a row is missing", "another's"],
 )
 def test_damaged_evaluation_is_named_and_measured_again(
-    tmp_path: Path, measured: list[int], damage: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    first: compose.Run,
+    cache: Path,
+    measured: list[int],
+    damage: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first = planned(tmp_path, *WORDS)
-    execute.execute(first)
-    (path,) = (tmp_path / "cold_starts").glob("*.evaluation-*.json")
+    (path,) = cache.glob("*.evaluation-*.json")
     whole = path.read_text()
     path.write_text(damage(json.loads(whole)))
     second = planned(tmp_path, *WORDS, "algorithm=gspo")
     assert execute.execute(second) == "finished"
     assert path.name in capsys.readouterr().err
-    assert (measured.count(0), path.read_text()) == (2, whole)
+    assert (measured.count(0), path.read_text()) == (1, whole)
     pd.testing.assert_frame_equal(first_rows(second.folder), first_rows(first.folder), check_exact=True)
 
 

@@ -14,7 +14,7 @@ from fixtures import Said
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
-from small_runs import SMALL, assert_same, planned
+from small_runs import SMALL, assert_same, executed, planned, sharing_starts
 from small_sweeps import SWEEP, assert_complete, at_work, holder, launched, runs_of, wait_for
 
 from steadymoe.bench.runs import compose, execute, launch, record, run_folder, status
@@ -24,6 +24,7 @@ from steadymoe.bench.training.trainer import Trainer
 
 # Long enough that a run whose third step is seen on disk is killed before it ends.
 LONG = "updates=32"
+SHORT = "updates=4"
 
 
 @pytest.fixture(scope="module")
@@ -83,20 +84,20 @@ def test_status_prints_the_command_that_resumes_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said
 ) -> None:
     monkeypatch.setattr(launch, "launch", lambda *_: None)  # as if killed before the first run
-    words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    words = [*SWEEP, SHORT, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     ran("run", *words, code=1)
     command = shlex.join(["steadymoe", "run", "-m", *(word for word in words if word != "-m")])
     assert status.lines(tmp_path)[:2] == ["small: 4 not started", f"  resume all 4: {command}"]
     again = compose.plan(shlex.split(command)[3:], multirun=True)
-    execute.execute(again[0])
+    executed(again[0])
     assert status.lines(tmp_path)[:2] == ["small: 1 finished, 3 not started", f"  resume all 3: {command}"]
     # The command of a single run stands below its folder alone, and takes nothing from the sweep's.
     run_folder.add_to_plan(again[1:2])
     assert status.lines(tmp_path)[1] == f"  resume all 3: {command}"
     for run in again[1:3]:
-        execute.execute(run)
+        executed(run)
     assert not any("resume" in line for line in status.lines(tmp_path))
-    more = runs_of(tmp_path, "seed=2")
+    more = runs_of(tmp_path, SHORT, "seed=2")
     run_folder.add_to_plan(more)  # nothing is taken out of it
     assert len(run_folder.planned(tmp_path / "runs" / "small")[0]) == 6
     assert {f"    rerun: {run.command}" for run in more} <= set(status.lines(tmp_path))
@@ -107,26 +108,28 @@ def test_adding_seeds_and_algorithms_keeps_finished_runs(tmp_path: Path, ran: Sa
         paths = [path for path in folder.iterdir() if path.name != ".lock"]
         return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
-    (first,) = runs_of(tmp_path, "seed=0", "algorithm=grpo")
-    execute.execute(first)
+    (first,) = runs_of(tmp_path, SHORT, "seed=0", "algorithm=grpo")
+    executed(first)
     before = files(first.folder)
-    words = [*SWEEP, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
-    said = ran("run", *words)
+    words = [*SWEEP, SHORT, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
+    with sharing_starts(tmp_path):
+        said = ran("run", *words)
     assert "1 of 4 runs have already finished" in said
     assert "4 finished" in said
     assert files(first.folder) == before
 
 
 def test_retry_failed_reruns_only_failed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Said) -> None:
-    runs = runs_of(tmp_path)
+    runs = runs_of(tmp_path, SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", lambda *_: 1 / 0)
-        assert execute.execute(runs[1]) == "failed"
-    words = [*SWEEP, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+        assert executed(runs[1]) == "failed"
+    words = [*SWEEP, SHORT, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     assert "skips 3 of 4 runs" in ran("run", "--retry-failed", *words)
     assert [run_folder.read_state(each.folder).status for each in runs] == ["missing", "finished", "missing", "missing"]
     assert "retry=" not in run_folder.known(runs[1].folder)["command"]
-    ran("run", *words)
+    with sharing_starts(tmp_path):
+        ran("run", *words)
     assert [run_folder.read_state(each.folder).status for each in runs] == ["finished"] * 4
 
 
@@ -207,7 +210,7 @@ def test_full_disk_loses_no_finished_rows(
 
     monkeypatch.setattr(files, "write", refuses)
     monkeypatch.setattr(record.Record, "append", counts)
-    assert execute.execute(made) == "failed"
+    assert executed(made) == "failed"
     finished = 2 if where in ("rows", "everything") else record.read_table(made.folder, "steps")["step"].max()
     rows = record.read_table(made.folder, "steps")
     assert rows["step"].tolist() == list(range(1, finished + 1))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import finished, interrupt, planned
+from small_runs import executed, finished, interrupt, planned
 
 from steadymoe.bench.runs import compose, execute, run_folder
 from steadymoe.bench.schema import ConfigError
@@ -36,7 +36,7 @@ def test_resumed_run_has_the_kept_weights_of_an_undisturbed_one(
 ) -> None:
     asked = planned(tmp_path / "late"), planned(tmp_path / "late", "checkpoint_keep=4")
     interrupt(asked[0], 4)
-    assert execute.execute(asked[1]) == "finished"
+    assert executed(asked[1]) == "finished"
     assert "restarted at step 1, because the weights of step 2 were not kept" in capsys.readouterr().err
     killed, save = planned(tmp_path / "killed", "checkpoint_keep=4"), checkpoint.save_weights
 
@@ -48,8 +48,8 @@ def test_resumed_run_has_the_kept_weights_of_an_undisturbed_one(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_weights", dies_after_saving)
         with pytest.raises(KeyboardInterrupt):
-            execute.execute(killed)
-    assert execute.execute(killed) == "finished"
+            executed(killed)
+    assert executed(killed) == "finished"
     for run in (asked[1], killed):
         assert (
             run_folder.weights_path(run.folder, 2).read_bytes() == run_folder.weights_path(kept.folder, 2).read_bytes()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import PROPORTIONAL, assert_resumes, begun, finished, planned, sampled, trainer, updated
+from small_runs import PROPORTIONAL, assert_resumes, begun, executed, finished, planned, sampled, trainer, updated
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch
 from steadymoe.algorithms.parts import dimensions_of
-from steadymoe.bench.runs import execute, identity, record
+from steadymoe.bench.runs import identity, record
 from steadymoe.bench.schema import OverlongConfig
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import trainer as trainer_module
@@ -311,7 +311,7 @@ def test_rollouts_of_different_widths_are_aligned_when_joined(model: PreTrainedM
 def test_a_correction_is_applied_and_recorded(tmp_path: Path) -> None:
     made = planned(tmp_path, "correction=icepop", "updates=2")
     assert made.axes["correction"] == "icepop"
-    assert execute.execute(made) == "finished"
+    assert executed(made) == "finished"
     steps = record.read_table(made.folder, "steps")
     assert steps["correction_weight"].item() == pytest.approx(1, abs=1e-3)  # sampler and trainer agree
     assert steps["correction_rejected"].item() == 0

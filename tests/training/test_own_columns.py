@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fixtures import grpo_by, on_path, write_all
-from small_runs import assert_resumes, planned
+from small_runs import assert_resumes, executed, planned
 
 from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.algorithms.batch import summed
@@ -24,7 +24,7 @@ from steadymoe.bench.check.batches import part, ragged
 from steadymoe.bench.check.properties import CheckFailed
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.results import Results
-from steadymoe.bench.runs import compose, execute, record, run_folder
+from steadymoe.bench.runs import compose, record, run_folder
 from steadymoe.bench.support import external, files
 from steadymoe.bench.training import columns, token_metrics
 
@@ -165,7 +165,7 @@ def test_a_number_that_only_some_updates_report_is_null_elsewhere(
 
     plain = GRPO.surrogate
     monkeypatch.setattr(GRPO, "surrogate", some)
-    assert execute.execute(made) == "finished"
+    assert executed(made) == "finished"
     assert record.read_table(made.folder, "updates")["loss/even"].dropna().tolist() == [0, 4, 8]
     steps = record.read_table(made.folder, "steps")
     assert steps[["step", "loss/even"]].dropna().to_numpy().tolist() == [[1, 0], [3, 4], [5, 8]]
@@ -179,7 +179,7 @@ def test_too_many_columns_fail_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
     plain = GRPO.surrogate
     monkeypatch.setattr(GRPO, "surrogate", more)
-    assert execute.execute(made) == "failed"
+    assert executed(made) == "failed"
     assert "a run may have at most 64 columns from its loss" in run_folder.known(made.folder)["error"]
 
 

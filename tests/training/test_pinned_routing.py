@@ -120,7 +120,7 @@ def test_model_that_runs_all_experts_never_changes_them(tmp_path: Path) -> None:
 
 
 def test_stopped_pinned_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    assert_resumes(tmp_path, 3, "routing=pinned", *FAST, "algorithm.kl.coefficient=0.1")
+    assert_resumes(tmp_path, 3, "routing=pinned", *FAST, "updates=12", "algorithm.kl.coefficient=0.1")
 
 
 def test_pinned_sampler_stands_in_for_the_old_policy(tmp_path: Path) -> None:

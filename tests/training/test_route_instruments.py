@@ -5,12 +5,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from small_runs import SMALL, planned
+from small_runs import SMALL, executed, planned
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import execute
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import forward
@@ -69,7 +68,7 @@ def test_route_instruments_do_not_change_training(tmp_path: Path, dense: bool) -
     words = [*SMALL, "model=dense_micro" if dense else "model=micro", "probe.every=2"]
     more = ["evaluation.permuted_routes=true"]
     plain, rich = (planned(tmp_path / name, *words, *extra) for name, extra in (("plain", []), ("rich", more)))
-    assert [execute.execute(run) for run in (plain, rich)] == ["finished"] * 2
+    assert [executed(run) for run in (plain, rich)] == ["finished"] * 2
     for table in ("steps", "evaluations"):
         without, with_them = (pd.read_parquet(run.folder / f"{table}.parquet") for run in (plain, rich))
         (added,) = (name for name in with_them if name.endswith("_permuted"))

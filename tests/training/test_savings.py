@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import PROPORTIONAL, begun, finished, gradients, planned, trainer
+from small_runs import PROPORTIONAL, begun, executed, finished, gradients, planned, trainer
 from torch.testing import assert_close
 
-from steadymoe.bench.runs import execute, record, run_folder
+from steadymoe.bench.runs import record, run_folder
 from steadymoe.bench.training import decoding, forward, old_policy
 from steadymoe.bench.training import trainer as trainer_module
 from steadymoe.bench.training.learner import Measured
@@ -190,7 +190,7 @@ def test_measure_little_does_not_change_training(tmp_path: Path) -> None:
     words = ["updates=6", "probe.every=4", "evaluation.every=6", *PROPORTIONAL]
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
-        execute.execute(made)
+        executed(made)
     assert run_folder.read_state(little.folder).status == "finished"
     ours, theirs = (record.read_table(made.folder, "steps") for made in (little, every))
     assert ours["reward"].iloc[0] == theirs["reward"].iloc[0]

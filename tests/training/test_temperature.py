@@ -196,7 +196,7 @@ def test_sampler_replaces_the_old_policy_at_any_temperature(tmp_path: Path, temp
 
 
 def test_run_at_a_temperature_resumes_and_has_its_own_hash(tmp_path: Path) -> None:
-    made = assert_resumes(tmp_path, 4, "rollout.temperature=0.7")
+    made = assert_resumes(tmp_path, 4, "updates=8", "rollout.temperature=0.7")
     steps = record.read_table(made.folder, "steps")
     assert (steps["rollout_kl_k3"] < 1e-8).all()
     assert planned(tmp_path).config_hash == planned(tmp_path, "rollout.temperature=1").config_hash != made.config_hash

@@ -117,7 +117,7 @@ def test_mask_replay_renormalises_every_forward(tmp_path: Path) -> None:
     ids=["mask", "noise"],
 )
 def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, words: list[str]) -> None:
-    steps = record.read_table(assert_resumes(tmp_path, 4, *words).folder, "steps")
+    steps = record.read_table(assert_resumes(tmp_path, 4, "updates=8", *words).folder, "steps")
     replays = words[0] == "engine=truncated"
     assert (abs(steps["rollout_ratio_mean"] - 1) < 1e-5).all() == replays
     assert (steps["rollout_kl_k3"] < 1e-8).all() == replays
