@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -179,8 +179,10 @@ def score(
     # GRPO first: its gain sets the threshold.
     arms = list({arm.label: arm for arm in (_GRPO, own)}.values())
     parts, lacks = _parts(arms, quick)
-    beyond = [each for part in parts for each in _beyond(part, parts, quick)]
-    later = [] if quick else _later(own, arms, [*parts, *beyond])
+    usual, known = parts[0].planned[0].config.optimizer.learning_rate, _joined(map(_outcomes, parts))
+    beyond = [each for part in parts for each in _beyond(part, known, quick)]
+    known = _joined([known, *map(_outcomes, beyond)])
+    later = [] if quick else _later(own, arms, known, usual)
     planned = [*parts, *beyond, *later]
     _refuse(own, planned, again)
     if to_record:
@@ -192,17 +194,18 @@ def score(
     if check.check(own.of_algorithm):
         print("steadymoe: the algorithm fails `steadymoe check` and is not scored", file=sys.stderr)
         return 2
-    total, ran = sum(len(part.planned) for part in planned), list[Part]()
+    total, ran = sum(len(part.planned) for part in planned), list[tuple[Part, pd.DataFrame]]()
     for part in parts:
         if code := _run(part, again, ran, total):
             return code
-        for each in _beyond(part, parts, quick):
+        for each in _beyond(part, _joined(its for _, its in ran), quick):
             if code := _run(each, again, ran, total):
                 return code
-    for part in [] if quick else _later(own, arms, ran):  # the best rates are known now
+    # The best rates are known now.
+    for part in [] if quick else _later(own, arms, _joined(its for _, its in ran), usual):
         if code := _run(part, again, ran, total):
             return code
-    found = _outcomes(ran)
+    found = _joined(its for _, its in ran)
     keeps_state = properties.memory(check.read(own.of_algorithm)[1]).startswith(properties.KEEPS_STATE)
     label = "with state" if keeps_state else ""
     problem = "" if quick else outcomes.gains_without_reward(found)
@@ -216,34 +219,39 @@ def score(
     return 1 if to_record and problem else 0
 
 
-def _later(own: Arm, arms: Sequence[Arm], parts: Sequence[Part]) -> list[Part]:
+def _later(own: Arm, arms: Sequence[Arm], found: pd.DataFrame, usual: float) -> list[Part]:
     """Plan, at the best rates so far with free routes, the measured runs and one of ``own`` with shuffled rewards."""
-    found = _outcomes([part for part in parts if part.side == FREE])
-    ran, usual = set(found["loss"]), parts[0].planned[0].config.optimizer.learning_rate
+    ran = set(found.loc[found["side"] == FREE.name, "loss"])
     best = {arm: _at(outcomes.best_rate(found, arm.label) if arm.label in ran else usual) for arm in arms}
     return [*(_part(arm, MEASURED, best[arm]) for arm in arms), _part(own, CONTROL, best[own])]
 
 
-def _beyond(part: Part, parts: Sequence[Part], quick: bool) -> list[Part]:
-    """Plan the runs at the rates beyond the grid that the outcomes of ``parts`` ask for; none of a quick score."""
-    wider = [] if quick else outcomes.wider(_outcomes(parts), part.arm.label, part.side)
+def _beyond(part: Part, found: pd.DataFrame, quick: bool) -> list[Part]:
+    """Plan the runs at the rates beyond the grid that the outcomes so far ask for; none of a quick score."""
+    wider = [] if quick else outcomes.wider(found, part.arm.label, part.side)
     return [_part(part.arm, part.side, _at(*wider))] if wider else []
 
 
-def _run(part: Part, again: bool, ran: list[Part], total: int) -> int:
-    """Make the planned runs, add them to ``ran`` and return the exit code; ``again`` moves outdated ones away first."""
+def _run(part: Part, again: bool, ran: list[tuple[Part, pd.DataFrame]], total: int) -> int:
+    """Make the planned runs, add them with their outcomes to ``ran``, and return the exit code.
+
+    ``again`` moves outdated ones away first.
+    """
     for line in run_folder.redo(part.planned) if again else ():
         print(visible(line), file=sys.stderr)
-    done = sum(len(each.planned) for each in ran)
+    done = sum(len(each.planned) for each, _ in ran)
     with progress.counted(done, max(total, done + len(part.planned))):  # rates beyond the grid are not in the total
         code = runs.main(part.args)
-    ran.append(part)
+    ran.append((part, _outcomes(part)))
     return code
 
 
-def _outcomes(parts: Sequence[Part]) -> pd.DataFrame:
-    """Return the outcomes of all runs that have ended."""
-    found = [outcomes.of_runs(part.planned, part.side, part.arm.label) for part in parts]
+def _outcomes(part: Part) -> pd.DataFrame:
+    """Return the outcomes of its runs that have ended."""
+    return outcomes.of_runs(part.planned, part.side, part.arm.label)
+
+
+def _joined(found: Iterable[pd.DataFrame]) -> pd.DataFrame:
     ended = [each for each in found if len(each)]
     return pd.concat(ended, ignore_index=True) if ended else pd.DataFrame(columns=list(COLUMNS))
 
