@@ -54,7 +54,7 @@ CHANGES = {
     "optimizer.router_factor=1 routing=freeze": "frozen routers",
     "optimizer.router_factor=0.01": "routers × 0.1",
     "optimizer.expert_factor=2": "experts × 2",
-    "routing.bias_speed=0.001": "bias balancing",
+    "routing.bias_speed=1e-3": "bias balancing",
     "optimizer=muon": "Muon",
 }
 _ALONE = "7 tokens alone"
