@@ -99,7 +99,7 @@ def routing_costs(numbers: Mapping[str, Mapping[str, Tolerance | None]], closed:
         for place, axis in axis_of.items():
             style.named_rows(axis, names if axis is axes[0] or across == 1 else [""] * len(names))
             axis.set_xlabel(labels[place])
-            axis.set_xscale("linear" if place == "gap" else "log")
+            axis.set_xscale("linear" if place == "gap" else "log")  # before the marks, whose margins depend on it
             axis.axvline(0 if place == "gap" else 1, color="#777777", linewidth=0.8, zorder=0)
         for what, its in numbers.items():
             axis = axis_of.get("dense" if what == "dense" else "moe", axes[0])
@@ -109,6 +109,10 @@ def routing_costs(numbers: Mapping[str, Mapping[str, Tolerance | None]], closed:
                     _mark(axis, name, row, number, looks[what], what)
         for name, share in closed.items():
             style.dot(axis_of["gap"], name, names.index(name), share, looks["gap"], "gap")
+        for place, axis in axis_of.items():
+            if place != "gap":
+                low, high = axis.get_xlim()
+                style.ticks_at(axis, [ratio for ratio in 2.0 ** np.arange(-4, 7) if low <= ratio <= high], log=True)
         for what in ("free", "pinned"):
             mark: Any = replace(looks[what], fill="none" if what == "pinned" else "full").mark
             axes[0].plot([], [], linestyle="none", color=looks[what].colour, label=f"{what} routes", **mark)
