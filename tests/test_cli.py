@@ -355,6 +355,7 @@ def test_user_code_outside_the_suite_runs_as_documented(tmp_path: Path) -> None:
     assert "did you mean clip_high?" in wrong.stderr
 
 
+@pytest.mark.check
 def test_experiments_report_the_same_together_as_alone(tmp_path: Path, ran: Said) -> None:
     (of_seed,) = (RECORDED / "runs" / "small" / "grpo").glob("*/*/*/seed=0")  # with it alone, few figures
     for name in ("one", "two"):  # several are drawn in processes of their own

@@ -101,6 +101,7 @@ def test_path_labels_look_at_each_path_once(calls: Calls) -> None:
     assert counts[1] == 10 * counts[0] > 0
 
 
+@pytest.mark.check
 def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_RUNS_AT_ONCE", 4)
     runs = folders.ended_runs(results[FEW], "many")

@@ -163,6 +163,9 @@ def read(overrides: Sequence[str]) -> Arm:
     words = [word for word in overrides if word != f"algorithm={name}"]
     if not words:
         return Arm(name, name, tuple(overrides))
+    if len(words) > standard.MOST_TUNED:
+        most = standard.MOST_TUNED
+        raise ConfigError(f"at most {most} numbers of a loss may be tuned, got {len(words)}: {' '.join(words)}")
     label = " ".join([name, *sorted(words)])
     digest = hashlib.sha256(label.encode()).hexdigest()[:8]
     return Arm(label, f"{name.replace('@', '-at-')}-{digest}", tuple(overrides))
@@ -176,6 +179,8 @@ def score(
     Raises UserError before anything runs, and Damaged, OSError and, ``to_record``, ConfigError after.
     """
     own = read(overrides)
+    if to_record:
+        recorded.refuse(own.label, overrides)
     # GRPO first: its gain sets the threshold.
     arms = list({arm.label: arm for arm in (_GRPO, own)}.values())
     parts, lacks = _parts(arms, quick)
@@ -185,8 +190,6 @@ def score(
     later = [] if quick else _later(own, arms, known, usual)
     planned = [*parts, *beyond, *later]
     _refuse(own, planned, again)
-    if to_record:
-        recorded.refuse(own.label, overrides)
     for line in [*lacks, *_progress(planned, again)]:
         print(visible(line))
     if dry_run:
@@ -269,10 +272,6 @@ def _refuse(own: Arm, parts: Sequence[Part], again: bool) -> None:
             raise ConfigError(f"{own.label} changes nothing: the standard has this value, or runs it with every score")
     if changed := standard.changed_setting(reference.planned[0].plain, mine[0].plain, own.changes):
         raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
-    tuned = [override for override in own.overrides if not override.startswith("algorithm=")]
-    if len(tuned) > standard.MOST_TUNED:
-        most = standard.MOST_TUNED
-        raise ConfigError(f"at most {most} numbers of a loss may be tuned, got {len(tuned)}: {' '.join(tuned)}")
     # In whose folders are runs of another config.
     older = [run for run in mine if run_folder.known(run.folder).get("config_hash", run.config_hash) != run.config_hash]
     if older and not again:

@@ -500,6 +500,7 @@ def test_the_page_opens_in_a_browser_and_its_table_sorts(recorded: Path) -> None
     assert 'aria-sort="descending"' in shown
 
 
+@pytest.mark.check
 def test_an_moe_stands_beside_its_dense_twin_in_one_report(tmp_path: Path) -> None:
     for model in ("model=micro", "model=dense_micro"):
         for seed in ("seed=0", "seed=1"):
