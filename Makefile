@@ -19,7 +19,7 @@ $(READY): pyproject.toml integrations/pyproject.toml constraints.txt
 	touch $(READY)
 
 quickstart: $(READY)
-	@echo "training GRPO, GSPO and GRPO without a clip on three seeds: about four minutes on two cores"
+	@echo "training GRPO, GSPO and GRPO without a clip on three seeds: two to four minutes on two cores"
 	$(BIN)/steadymoe run experiment=quickstart
 	$(BIN)/steadymoe report --experiment quickstart
 
