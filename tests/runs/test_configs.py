@@ -161,7 +161,7 @@ def test_experiment_states_its_command_and_number_of_runs(name: str) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("name", conf.names("experiment"))
 def test_every_run_of_an_experiment_can_be_planned(name: str) -> None:
-    assert compose.plan([f"experiment={name}"])
+    assert compose.plan([f"experiment={name}"], left_out=[])  # a dense twin has no routes to pin
 
 
 @pytest.mark.parametrize(
