@@ -263,7 +263,7 @@ def write(path: Path, results: Path, formats: Sequence[str], to: Path) -> list[P
             "estimate": [f"{row.bound} {_estimate(row)}".strip() for row in rows.itertuples()],
             "decides": [claim.smallest for claim in claims],
             "n": [f"{n} of {claim.seeds}" for claim, n in zip(claims, rows["n"], strict=True)],
-            "p": rows["p"].round(4),
+            "p": ["< 0.0001" if p < 1e-4 else f"{p:.4g}" for p in rows["p"].round(4)],
             "repeated": ["–" if np.isnan(number) else f"{number:.3g}" for number in rows["repeated"]],
             "verdict": rows["verdict"],
             "in practice, if right": [claim.practice for claim in claims],

@@ -48,14 +48,12 @@ TERMS = {
     " A change is one of routing or optimizer.",
     "with state": "The loss remembers other batches, which could hide a schedule.",
 }
-# Changes of GRPO by the name that papers give them, for the picture.
+# Recorded changes of GRPO by the names that papers give them, for the picture.
 CHANGES = {
     "routing=r2": "R2",
     "optimizer.router_factor=1 routing=freeze": "frozen routers",
-    "optimizer.router_factor=0.01": "routers × 0.1",
     "optimizer.expert_factor=2": "experts × 2",
     "routing.bias_speed=1e-3": "bias balancing",
-    "optimizer=muon": "Muon",
 }
 _ALONE = "7 tokens alone"
 _GROUPS = {"loss": "Losses", "recipe": "Recipes", "change": "Changes of routing or optimizer", _ALONE: f"At {_ALONE}"}

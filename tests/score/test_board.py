@@ -62,3 +62,8 @@ def test_holms_correction_is_over_all_blocks() -> None:
 def test_own_advantage_or_filter_makes_a_recipe_and_another_routing_a_change(name: str, kind: str) -> None:
     (score,) = outcomes.scores(block(name)[lambda rows: rows["loss"] == name])
     assert board.kind(replace(score, algorithm=name.partition(" ")[0])) == kind
+
+
+def test_every_name_of_a_change_is_that_of_a_recorded_one() -> None:
+    named = {f"{REFERENCE} {change}" for change in board.CHANGES}
+    assert named <= standard.made()["losses"].keys()
