@@ -36,7 +36,7 @@ rewards. Only what is missing runs, so the same command resumes an interrupted s
 and writes a page to results/scores/."""
 _EXAMPLES = """\
 examples:
-  steadymoe score algorithm=vespo --quick      ten minutes on two cores: free and pinned routes, three seeds
+  steadymoe score algorithm=vespo --quick      eight minutes on two cores: free and pinned routes, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
   steadymoe score algorithm=vespo              the full score, half an hour; later ones reuse GRPO
   steadymoe score algorithm=grpo routing=r2    what replay gives back of GRPO's routing cost
