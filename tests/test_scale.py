@@ -125,7 +125,6 @@ def test_report_reads_each_number_once_for_any_number_of_arms(results: dict[int,
     def of(n: int) -> None:
         steps, runs = loaded[n].joined["steps"], loaded[n].runs
         tables.summary(steps, runs)
-        tables.leaderboard(steps, runs)
         tables.head_to_head(steps, loaded[n].joined["evaluations"])
 
     few, many = (calls.during(lambda n=n: of(n)) for n in (FEW, MANY))

@@ -214,13 +214,11 @@ def shown_tables(recorded: Results) -> dict[str, tuple[pd.DataFrame, str]]:
 
     Only arms of one trainer are ranked.
     """
-    steps, runs, own = recorded.joined["steps"], recorded.runs, recorded.one_trainer()
-    of_own = own.joined["steps"]
+    steps, runs, own = recorded.joined["steps"], recorded.runs, recorded.one_trainer().joined
     every = {
-        "leaderboard": (tables.leaderboard(of_own, own.runs), tables.LEADERBOARD_CAPTION),
-        "tolerance": (tolerances.table(of_own), tolerances.caption()),
+        "tolerance": (tolerances.table(own["steps"]), tolerances.caption()),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
-        "head_to_head": (tables.head_to_head(of_own, own.joined["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
+        "head_to_head": (tables.head_to_head(own["steps"], own["evaluations"]), tables.HEAD_TO_HEAD_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
     }
     return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}

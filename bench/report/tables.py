@@ -1,4 +1,4 @@
-"""Tables over seeds of ``Results``: summary, leaderboard, head to head, models, headline."""
+"""Tables over seeds of ``Results``: summary, head to head, models, headline."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,17 +7,12 @@ import pandas as pd
 
 from steadymoe.bench.report import paper
 from steadymoe.bench.statistics.comparisons import (
-    ALPHA,
     DECIDED,
     MIN_TO_DECIDE,
-    POWER,
-    detectable,
-    deviation,
     difference,
     is_decided,
     probability_of_improvement,
     ranking,
-    seeds_needed,
     win_rate,
 )
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
@@ -32,6 +27,7 @@ LAST_STEPS = 5
 
 # Column → (metric, one of ``NUMBERS``).
 SUMMARY = {
+    "start": ("reward", "first"),
     "final reward": ("reward", "last"),
     "final held-out accuracy": ("eval_accuracy", "end"),
     "final greedy accuracy": ("eval_greedy", "end"),
@@ -69,12 +65,12 @@ _WITH_COLUMN |= {"num_hidden_layers", "num_experts"}
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
     f"Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of seeds. Numbers of a run: "
-    f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation, "
-    f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
-    "over steps, expert change per update, clip fraction and norm cut are means over steps. "
-    f"{COLLAPSED} Median collapse step: over these runs. Falling: runs whose reward or entropy falls, or whose "
-    "gradient norm explodes, too near the end to be judged. All runs are part of every mean; after a number that is "
-    "not finite a run counts with a reward and an accuracy of 0."
+    "start is the reward of the first step, before any update, final reward is the mean of the last "
+    f"{LAST_STEPS} steps, final held-out accuracy is the last evaluation, best minus final compares means over "
+    f"{LAST_STEPS} steps, expert change and the variances are medians over steps, expert change per update, clip "
+    f"fraction and norm cut are means over steps. {COLLAPSED} Median collapse step: over these runs. Falling: runs "
+    "whose reward or entropy falls, or whose gradient norm explodes, too near the end to be judged. All runs are part "
+    "of every mean; after a number that is not finite a run counts with a reward and an accuracy of 0."
 )
 MODELS_CAPTION = (
     f"Mean over seeds (geometric for the variance) with {INTERVAL}. Active parameters: those that one token uses. "
@@ -146,40 +142,13 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """
     measured = set(steps["metric"])
     numbers = {name: number for name, number in SUMMARY.items() if number[0] in measured}
-    counts = pd.DataFrame({"n": runs.groupby("arm").size()}).join(_verdicts(runs).sum())
-    counts.insert(2, "median collapse step", runs.groupby("arm")["collapsed_step"].median())
-    return _by_reward(counts.join(_estimates(steps, numbers)))
-
-
-def _by_reward(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of arms with the highest final reward first."""
-    order = table["final reward"].map(lambda cell: -cell.mean).sort_values(kind="stable").index
-    return table.loc[order].reset_index()
-
-
-def _verdicts(runs: pd.DataFrame) -> Any:
-    """Return whether each run collapsed and whether it was falling, 1.0 or 0.0, grouped by arm.
-
-    Of the runs that the rule of collapse could judge: one that met a number that is not finite is, however short.
-    """
+    # A run that met a number that is not finite is judged, however short.
     judged = runs[(runs["judged_until"] > 0) | runs["collapsed_step"].notna()]
-    found = judged[["collapsed_step", "falling_since"]].notna().astype(float)
-    return found.set_axis(["collapsed", "falling"], axis=1).groupby(judged["arm"])
-
-
-LEADERBOARD = {
-    "start": ("reward", "first"),
-    "final reward": SUMMARY["final reward"],
-    f"drift ({columns.short('expert_change_rate')})": ("expert_change_rate", "median"),
-    columns.short("token_ratio_variance"): ("token_ratio_variance", "median"),
-}
-LEADERBOARD_CAPTION = (
-    f"Ranked by final reward. Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of "
-    "seeds. p: paired t test of the difference in final reward from the best arm (Welch's where no seed begins at one "
-    f"cold start; then gain is final reward less start), Holm-corrected for all pairs of arms. {DECIDED} Numbers of a "
-    "run: start is the reward of the first step, before any update, final reward is the mean of the last "
-    f"{LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} This is a share of runs."
-)
+    found = judged[["collapsed_step", "falling_since"]].notna().set_axis(["collapsed", "falling"], axis=1).astype(float)
+    counts = pd.DataFrame({"n": runs.groupby("arm").size()}).join(found.groupby(judged["arm"]).sum())
+    counts.insert(2, "median collapse step", runs.groupby("arm")["collapsed_step"].median())
+    table = counts.join(_estimates(steps, numbers))
+    return table.loc[table["final reward"].map(lambda cell: -cell.mean).sort_values(kind="stable").index].reset_index()
 
 
 def by_start(steps: pd.DataFrame) -> pd.DataFrame:
@@ -196,22 +165,6 @@ def by_start(steps: pd.DataFrame) -> pd.DataFrame:
 def starts_differ(steps: pd.DataFrame) -> bool:
     """Return whether some runs of one seed begin at different cold starts."""
     return "start" in steps and bool((steps.groupby("seed")["start"].nunique() > 1).any())
-
-
-def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per arm, ranked by final reward: n, start, final reward, p, shares of collapses, drift, variance.
-
-    p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``runs`` has the columns of
-    ``collapse.judged``.
-    """
-    ranked = ranking(_rewards(steps, "last")).set_index("arm")
-    counts = pd.DataFrame({"n": runs.groupby("arm").size(), "p (Holm)": ranked["p_corrected"]})
-    counts["collapsed"] = _verdicts(runs)["collapsed"].mean()
-    gains = {"gain": ("reward", "gain")} if starts_differ(steps) else {}
-    table = _by_reward(counts.join(_estimates(steps, LEADERBOARD | gains)))
-    table.insert(0, "rank", range(1, len(table) + 1))
-    first = ["rank", "arm", "n", "start", "final reward", *gains, "p (Holm)", "collapsed"]
-    return table[[*first, *(name for name in table if name not in first)]]
 
 
 def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -268,17 +221,12 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
 
 # Head to head
 
-# The table says how many seeds a difference of this size takes.
-EFFECT = 0.05
 HEAD_TO_HEAD_CAPTION = (
     f"Every arm against the best arm (highest final reward), with {INTERVAL}. Runs of one seed that begin at one cold "
     "start are paired; arms without such seeds are compared by Welch's t, and their gains over the start stand next to "
     f"the levels. p: paired t test, or Welch's, Holm-corrected for all pairs of arms. {DECIDED} "
-    "Detectable: the true difference in final reward that an uncorrected paired t test at "
-    f"{ALPHA:.0%} finds with probability {POWER:.0%} at these n seeds, and the seeds that {EFFECT:g} would need, "
-    "both from the standard deviation of the differences (– if it is not known). "
-    "Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). Held-out wins: the share of "
-    "held-out prompts that the arm answers better minus the share that the best arm answers better."
+    "Better: P(arm > best) + P(equal)/2 over paired seeds (Clopper and Pearson's interval). Held-out wins: the share "
+    "of held-out prompts that the arm answers better minus the share that the best arm answers better."
 )
 
 
@@ -296,7 +244,6 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
-        spread = deviation(finals[arm], finals[best])
         rows.append(
             {
                 "arm": arm,
@@ -305,8 +252,6 @@ def head_to_head(steps: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame
                 "final reward, difference": row["difference"],
                 **({"gain, difference": difference(gained[arm], gained[best])} if starts_differ(steps) else {}),
                 "p (Holm)": row["p_corrected"],
-                "detectable": detectable(spread, row["difference"].n),
-                f"seeds for {EFFECT:g}": seeds_needed(spread, EFFECT),
                 "better": probability_of_improvement(finals[arm], finals[best]),
                 "held-out wins": win_rate(answers[arm], answers[best]),
             }
@@ -338,7 +283,8 @@ TERMS = {
 
 def sentences(shown: Shown) -> list[str]:
     """Return who is ahead, by how much and whether that is decided, and which arms collapsed."""
-    best = shown["leaderboard"][0].iloc[0]
+    summary = shown["summary"][0]
+    best = summary.set_index("arm", drop=False).loc[_best(shown)]
     lines = [f"{best['arm']} has the highest final reward: {best['final reward']}, n = {best['n']}."]
     if differences := _differences(shown):
         rows = shown["head_to_head"][0]
@@ -346,7 +292,6 @@ def sentences(shown: Shown) -> list[str]:
         lines.append(_lead(rows.iloc[0]))
         if decided and rows["arm"].iloc[0] not in decided:
             lines.append(f"Its lead over {_named(decided, f'of the other {len(differences)} arms')} is decided.")
-    summary = shown["summary"][0]
     if summary["collapsed"].isna().all():
         return [*lines, "The runs are too short for the rule of collapse."]
     lost = summary[summary["collapsed"] > 0].sort_values("collapsed", ascending=False, kind="stable")
@@ -409,9 +354,9 @@ def _named(arms: Sequence[str], counted: str) -> str:
 
 def headline(shown: Shown) -> pd.DataFrame:
     """Return the columns that a reader looks for first; one row per arm, the highest final reward first."""
-    summary, best, differences = shown["summary"][0], shown["leaderboard"][0]["arm"].iloc[0], _differences(shown)
-    first = summary.filter(["arm", "n", "final reward", "final held-out accuracy", "collapsed"])
-    first.insert(3, f"less {best}", [differences.get(arm, "–") for arm in first["arm"]])
+    differences = _differences(shown)
+    first = shown["summary"][0].filter(["arm", "n", "final reward", "final held-out accuracy", "collapsed"])
+    first.insert(3, f"less {_best(shown)}", [differences.get(arm, "–") for arm in first["arm"]])
     return first
 
 
@@ -425,6 +370,13 @@ def for_terminal(shown: Shown) -> pd.DataFrame:
     # Of several settings each has a row of a loss, whose best value is then on the page alone.
     shown_first = ["setting", "loss", "n", dial[0]] if "setting" in table else ["loss", "n", *dial]
     return table[[*shown_first, "sampled at best"]]
+
+
+def _best(shown: Shown) -> str:
+    """Return the arm with the highest final reward of those that are ranked."""
+    return str(
+        shown["head_to_head"][0]["against"].iloc[0] if "head_to_head" in shown else shown["summary"][0]["arm"].iloc[0]
+    )
 
 
 def _differences(shown: Shown) -> dict[str, Estimate]:

@@ -3,7 +3,6 @@
 The numbers of an arm are a series indexed by seed, one number per seed.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -11,19 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
-from scipy.optimize import brentq
 from scipy.special import stdtr
-from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import DIFFERENCE, LEVEL, MIN_FOR_INTERVAL, Bounds, Estimate, over_seeds
 
 # Differences that vary by less, relative to the numbers, vary by rounding.
 _ROUNDING = 1e-12
-# ``seeds_needed`` stops its search here.
-MAX_SEEDS = 100_000
-# The probability with which ``detectable`` and ``seeds_needed`` find a difference, and the level of every test.
-POWER, ALPHA = 0.8, 0.05
+# The level of every test.
+ALPHA = 0.05
 # Fewer seeds decide nothing, whatever their p.
 MIN_TO_DECIDE = 5
 # The rule of ``is_decided``, for captions.
@@ -70,42 +65,12 @@ def difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) -> Esti
 
 
 def probability_of_improvement(a: pd.Series, b: pd.Series) -> Estimate:
-    """Return P(a > b) + P(a = b)/2 (2108.13264, section 4.4).
+    """Return P(a > b) + P(a = b)/2 (2108.13264, section 4.4): the share of the shared seeds in which a is higher.
 
-    With shared seeds: the share of seeds in which a is higher, with Clopper and Pearson's (conservative) interval.
-    Without shared seeds: ``superiority`` over all pairs.
+    With Clopper and Pearson's (conservative) interval; n = 0 without shared seeds.
     """
     ours, theirs = _paired(a, b)
-    if len(ours):
-        return estimates.share(float((ours > theirs).sum() + (ours == theirs).sum() / 2), len(ours))
-    return superiority(a.dropna().to_numpy(float), b.dropna().to_numpy(float))
-
-
-def superiority(a: np.ndarray, b: np.ndarray) -> Estimate:
-    """Return Mann and Whitney's U/(mn) of two independent samples, (m,) and (n,): the area θ̂ under a ROC curve.
-
-    The ends of the interval are the θ with |θ̂ − θ| = z √V(θ) and Hanley and McNeil's variance
-    V(θ) = θ(1 − θ)(1 + (N − 1)((1 − θ)/(2 − θ) + θ/(1 + θ)))/(mn), N = (m + n)/2 (Newcombe 2006, part 2, method 5).
-    It has a width even at θ̂ = 0 and 1; there is none if a sample has fewer than three numbers. The 95 % interval held
-    the truth in 94 to 95 % of draws of five normal numbers against five, and in 89 to 97 % of three against three. The
-    estimate's ``n`` is the size of the smaller sample.
-    """
-    m, n = len(a), len(b)
-    if not m or not n:
-        return Estimate(np.nan, np.nan, np.nan, 0)
-    area = float((a[:, None] > b).mean() + (a[:, None] == b).mean() / 2)
-    if min(m, n) < MIN_FOR_INTERVAL:
-        return Estimate(area, np.nan, np.nan, min(m, n))
-    z = norm.ppf((1 + LEVEL) / 2)
-
-    def beyond(theta: float) -> float:
-        spread = (1 - theta) / (2 - theta) + theta / (1 + theta)
-        return abs(area - theta) - z * np.sqrt(theta * (1 - theta) * (1 + ((m + n) / 2 - 1) * spread) / (m * n))
-
-    # V is 0 at θ = 0 and 1, so these two θ are never the wanted solution.
-    low = brentq(beyond, 0.0, min(area, 1 - 1e-12)) if area > 0 else 0.0
-    high = brentq(beyond, max(area, 1e-12), 1.0) if area < 1 else 1.0
-    return Estimate(area, float(low), float(high), min(m, n))
+    return estimates.share(float((ours > theirs).sum() + (ours == theirs).sum() / 2), len(ours))
 
 
 def win_rate(a: pd.DataFrame, b: pd.DataFrame) -> Estimate:
@@ -141,48 +106,6 @@ def is_decided(corrected: float, n: int) -> bool:
     The one rule of reports and scores. Holm's correction is over all comparisons of the table.
     """
     return n >= MIN_TO_DECIDE and corrected < ALPHA
-
-
-def deviation(a: pd.Series, b: pd.Series) -> float:
-    """Return the standard deviation of a − b over the shared seeds; nan below three, or if they vary by rounding."""
-    ours, theirs = _paired(a, b)
-    apart = ours - theirs
-    if len(apart) < MIN_FOR_INTERVAL or np.ptp(apart) <= _ROUNDING * np.abs([ours, theirs]).max():
-        return np.nan
-    return float(apart.std(ddof=1))
-
-
-def _power(away: float, n: int) -> float:
-    """The probability that a paired t test of n seeds finds a mean ``away`` standard errors off (noncentral t).
-
-    A finding with the wrong sign does not count: it is rarer than 1e-4 if the power is a half or more.
-    """
-    bound = estimates.t_quantile(1 - ALPHA, n - 1)
-    if away > bound + 10:  # scipy's series fails there
-        return 1.0
-    return float(nct.sf(bound, n - 1, away))
-
-
-def detectable(deviation: float, n: int) -> float:
-    """Return the difference that a paired t test of n seeds finds with probability ``POWER``; nan if it is not known.
-
-    ``deviation`` is that of the differences of seeds that have run, and is taken for the true one.
-    """
-    if np.isnan(deviation):
-        return np.nan
-    away = brentq(lambda away: _power(away, n) - POWER, 0.0, estimates.t_quantile(1 - ALPHA, n - 1) + 11)
-    return deviation / np.sqrt(n) * float(away)
-
-
-def seeds_needed(deviation: float, effect: float) -> float:
-    """Return the fewest seeds, at least three, with which ``effect`` is ``detectable``; nan if they are not known.
-
-    ``MAX_SEEDS`` means that many or more.
-    """
-    if np.isnan(deviation):
-        return np.nan
-    away = effect / deviation
-    return bisect_left(range(MAX_SEEDS), True, lo=MIN_FOR_INTERVAL, key=lambda n: _power(away * np.sqrt(n), n) >= POWER)
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:

@@ -146,16 +146,6 @@ def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: R
     assert chosen["minibatch_prompts"].unique().tolist() == [2]
 
 
-def test_the_leaderboard_is_ranked_by_final_reward(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
-    board = tables.leaderboard(steps, runs)
-    assert board["rank"].tolist() == [1, 2, 3]
-    finals = [estimate.mean for estimate in board["final reward"]]
-    assert finals == sorted(finals, reverse=True)
-    begun = steps[(steps["metric"] == "reward") & (steps["step"] == 1)].groupby("arm")["value"].mean()
-    assert board["start"].map(write.to_number).tolist() == pytest.approx(begun[board["arm"]].tolist())
-    assert board["collapsed"].isna().all()
-
-
 class Page(HTMLParser):
     """Collects what a page shows, what of it is not folded, and what it would fetch."""
 
@@ -180,10 +170,9 @@ def test_report_is_built_from_recorded_runs(recorded: Path) -> None:
     made = report_page.make(recorded)
     assert all(path.stat().st_size > 0 for path in made.files)
     names = {path.name for path in made.files}
-    assert {"small-summary.md", "small-summary.csv", "small-runs.csv", "report.html"} <= names
+    assert {*(f"small-summary.{suffix}" for suffix in ("md", "tex", "csv")), "small-runs.csv", "report.html"} <= names
     stems = [FIGURES[name].stem("small") for name in DRAWN]
     assert {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg", "pdf", "csv")} <= names
-    assert {"small-leaderboard.md", "small-leaderboard.tex", "small-leaderboard.csv", "small-summary.tex"} <= names
     # No experiment of the suite would supply a user's own numbers.
     lacking = [each.id for each in FIGURES.values() if each.id not in DRAWN and not each.needs_own]
     assert "fig18" not in lacking
@@ -296,8 +285,7 @@ def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
     runs = steps[["arm", "seed"]].drop_duplicates().assign(status="finished", judged_until=30, falling_since=np.nan)
     runs["collapsed_step"] = [3.0 if arm == "lost" else np.nan for arm in runs["arm"]]
     answers = pd.DataFrame(columns=["arm", "seed", "prompt", "score"])
-    made = {"leaderboard": tables.leaderboard(steps, runs), "summary": tables.summary(steps, runs)}
-    made["head_to_head"] = tables.head_to_head(steps, answers)
+    made = {"summary": tables.summary(steps, runs), "head_to_head": tables.head_to_head(steps, answers)}
     return {kind: (table, "") for kind, table in made.items() if not table.empty}
 
 

@@ -75,8 +75,7 @@ def test_runs_of_another_trainer_are_reported_separately(recorded: Path) -> None
     assert foreign not in set(Results.load(recorded, "small").runs["arm"])
     report_page.make(recorded, formats=["svg"])
     assert foreign in (recorded / "tables" / "small-summary.csv").read_text()
-    for ranked in ("leaderboard", "head_to_head"):
-        assert foreign not in (recorded / "tables" / f"small-{ranked}.csv").read_text()
+    assert foreign not in (recorded / "tables" / "small-head_to_head.csv").read_text()
     report_page.keep(recorded, "small", kept := recorded / "kept")
     own, every = (Results.load(kept, "small", foreign=is_foreign) for is_foreign in (False, True))
     assert set(own.runs["arm"]) == {"grpo", "reinforce"}
@@ -92,7 +91,7 @@ def test_arms_of_a_single_other_trainer_are_ranked(recorded: Path) -> None:
         other_trainers(recorded, algorithm)
     assert Results.load(recorded, "small").runs.empty
     report_page.make(recorded, formats=["svg"])
-    assert pd.read_csv(recorded / "tables" / "small-leaderboard.csv")["arm"].nunique() == 3
+    assert pd.read_csv(recorded / "tables" / "small-head_to_head.csv")["arm"].nunique() == 2
 
 
 def test_an_archive_without_checksums_or_a_column_is_refused_in_one_line(recorded: Path) -> None:
