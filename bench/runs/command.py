@@ -40,8 +40,7 @@ def main(args: list[str]) -> int:
     states = run_folder.refuse_others(requested, may_redo=flags.redo)
     runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
-        side_by_side = overrides.at_once(flags.overrides, flags.multirun)
-        _print(*validate.notes(runs), *dry.lines(runs, states, len(requested) - len(runs), side_by_side))
+        _print(*validate.notes(runs), *dry.lines(runs, states, len(requested) - len(runs)))
         return 0
     run_folder.add_to_plan(runs, _sweep(runs, [*(["-m"] if flags.multirun else []), *flags.overrides]))
     if flags.redo:

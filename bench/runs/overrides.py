@@ -178,15 +178,13 @@ def is_sweep(hydra_config: DictConfig, multirun: bool) -> bool:
     return multirun or hydra_config.mode == RunMode.MULTIRUN
 
 
-def at_once(args: Sequence[str], multirun: bool) -> int | None:
-    """Return how many runs the launcher of ``args`` makes at the same time; None where a cluster decides."""
+def at_once(args: Sequence[str]) -> int:
+    """Return how many runs the launcher of ``args`` makes at the same time on this machine."""
     hydra_config = settings(args).hydra
-    kind, jobs = str(hydra_config.runtime.choices["hydra/launcher"]), hydra_config.launcher.get("n_jobs")
-    if not is_sweep(hydra_config, multirun):
+    if hydra_config.runtime.choices["hydra/launcher"] != "joblib":
         return 1
-    if kind == "joblib":
-        return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
-    return 1 if kind == "basic" else None
+    jobs = hydra_config.launcher.n_jobs
+    return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
 
 
 def _values(overrides: Sequence[str], args: Sequence[str]) -> dict[str, list[str]]:

@@ -292,7 +292,7 @@ def _progress(parts: Sequence[Part], again: bool) -> list[str]:
         missing += sum(run_folder.read_state(run.folder).has_ended for run in old)
         lines.append(f"outdated: {len(old)} to replace")
     if missing:
-        facts, at = standard.made(), at_once(parts[0].args[1:], True) or 1
+        facts, at = standard.made(), at_once(parts[0].args[1:])
         minutes = missing * facts["minutes"] / min(at, missing)
         lines.append(
             f"about {minutes:.0f} minutes with {at} runs at once, plus cold starts; one run took "
