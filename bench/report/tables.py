@@ -59,8 +59,7 @@ COLLAPSED = (
 OFF = {"off", "exact", "adamw"}
 # Axes that the long tables have as columns, and those that follow from them, as an arm's name has them.
 _WITH_COLUMN = {"routing", "correction", "engine", "optimizer", "strength", "updates_per_rollout", "minibatch_prompts"}
-_WITH_COLUMN |= {"responses", "learning_rate", "optimizer.learning_rate"}
-_WITH_COLUMN |= {"num_hidden_layers", "num_experts"}
+_WITH_COLUMN |= {"responses", "learning_rate", "optimizer.learning_rate", "num_hidden_layers", "num_experts"}
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
@@ -118,15 +117,12 @@ def arm_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
         values = rows[key].astype(str)
         names = names + (" " if key == "model" else f" {key}=") + values.where(~values.isin(OFF), "")
         names = names.str.removesuffix(f" {key}=")
-    further = rows["arm"].map({arm: _words_without_column(arm) for arm in rows["arm"].unique()})
+    words = {arm: [word for word in arm.split(" ") if "=" in word] for arm in rows["arm"].unique()}
+    own = {arm: [f" {word}" for word in words[arm] if word.partition("=")[0] not in _WITH_COLUMN] for arm in words}
+    further = rows["arm"].map({arm: "".join(own[arm]) for arm in own})
     names = names + further.where(further.groupby(names).transform("nunique") > 1, "")
     pairs = pd.DataFrame({"name": names, "algorithm": rows["algorithm"].astype(str)}).drop_duplicates("name")
     return names.map({name: paper.shown(name, algorithm) for name, algorithm in pairs.to_numpy().tolist()})
-
-
-def _words_without_column(arm: str) -> str:
-    words = [word for word in arm.split(" ") if "=" in word and word.partition("=")[0] not in _WITH_COLUMN]
-    return "".join(f" {word}" for word in words)
 
 
 def _rewards(steps: pd.DataFrame, how: str) -> dict[str, pd.Series]:
@@ -218,8 +214,6 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> pd.D
         table[column] = pd.Series({arm: over_seeds(values.get(arm, []), log, bounds) for arm in arms}, dtype=object)
     return table
 
-
-# Head to head
 
 HEAD_TO_HEAD_CAPTION = (
     f"Every arm against the best arm (highest final reward), with {INTERVAL}. Runs of one seed that begin at one cold "

@@ -118,8 +118,7 @@ _LIST = [
                only=("algorithm", "routing", "engine", *routing.SIZES), rule=_one_model, of_experts=True),
     FigureSpec("fig14", "dose_response", points.dose_response, "dose",
                varies=("strength",), records=("reward", "rollout_kl_k3"),
-               only=("algorithm", "routing", "correction", "model", "strength"),
-               rule=_one_engine),
+               only=("algorithm", "routing", "correction", "model", "strength"), rule=_one_engine),
     FigureSpec("fig17", "tolerance", tolerance.over_dial, "tolerance", rule=tolerances.lacks),
     FigureSpec("fig18", "own_numbers", curves.own_numbers, "quickstart", rule=_own_numbers, needs_own=True),
 ]
