@@ -94,11 +94,11 @@ class UpdateProbe(Probe):
         """Return columns overall and by layer.
 
         Since the last call: change of routing, and the relative step of the routers and of the other weights. Since
-        construction: ``attribution`` and ``tail``. Both are empty for a dense model.
+        construction: ``attribution`` and ``tail``. A dense model has the relative step of its weights alone.
         """
         first, last, rows = self._first, self._last, self._rows
         if first is None or last is None:
-            return {}, {}
+            return self._relative_steps(model), {}
         forced_LBFK = _routes(first).clone()
         forced_LBFK[:, :rows] = NO_ROUTE
         now = self._forward(model, forced_LBFK)
