@@ -53,6 +53,8 @@ CHANGES = {
     "routing=r2": "R2",
     "optimizer.router_factor=1 routing=freeze": "frozen routers",
     "optimizer.expert_factor=2": "experts × 2",
+    "optimizer.router_factor=0.01": "routers × 0.1",
+    "optimizer=muon": "Muon",
     "routing.bias_speed=1e-3": "bias balancing",
 }
 _ALONE = "7 tokens alone"
