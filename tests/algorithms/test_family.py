@@ -43,15 +43,10 @@ def cispo(r: list[float], a: float, p: list[float], cap: float = 1.2) -> Pair:
     return weighted([min(x, cap) for x in r], a, p)
 
 
-def gspo_token(r: list[float], a: float, low: float = 3e-4, high: float = 4e-4) -> Pair:
+def gspo_token(r: list[float], a: float, low: float = 3e-4, high: float = 4e-4, width: float = 1.0) -> Pair:
     s = math.prod(r) ** (1 / len(r))
-    values, slopes = ppo([s], a, low, high)
+    values, slopes = ppo([s], a, low * width, high * width)
     return values * len(r), slopes * len(r)
-
-
-def gspo_scaled(r: list[float], a: float) -> Pair:
-    wider = math.sqrt(4096 / len(r))
-    return gspo_token(r, a, 3e-4 * wider, 4e-4 * wider)
 
 
 def sapo(r: list[float], a: float) -> Pair:
@@ -102,15 +97,17 @@ def topr(r: list[float], a: float, p: list[float]) -> Pair:
     return weighted([1.0 if a > 0 else min(math.prod(r), 1.0)] * len(p), a, p)
 
 
-def fspo(r: list[float], a: float) -> Pair:
+def fspo(r: list[float], a: float, dual: float = math.inf) -> Pair:
+    if a < 0 and math.prod(r) > dual:
+        return [dual * a / len(r)] * len(r), [0.0] * len(r)
     total, edge = sum(math.log(x) for x in r), 0.03 * math.sqrt(len(r))
     value = min(math.exp(total) * a, math.exp(min(max(total, -edge), edge)) * a)
     cut = (a > 0 and total > edge) or (a < 0 and total < -edge)
     return [value / len(r)] * len(r), [0.0 if cut else math.exp(total) * a] * len(r)
 
 
-def minpro(r: list[float], a: float, p: list[float]) -> Pair:
-    return weighted([min(min(r[:t], default=1.0) * x, 1.2) for t, x in enumerate(r)], a, p)
+def times_least_before(r: list[float]) -> list[float]:
+    return [min(r[:t], default=1.0) * x for t, x in enumerate(r)]
 
 
 def dppo(u: list[float], p: list[float], a: float, kind: str, delta: float) -> Pair:
@@ -193,8 +190,8 @@ def m2po(batch: Batch, i: int) -> Pair:
     return kept, kept
 
 
-def r2vpo(r: list[float], a: float) -> Pair:
-    return [x * a - ((x - 1) ** 2 - 0.04) for x in r], [x * a - 2 * (x - 1) * x for x in r]
+def r2vpo(r: list[float], a: float, weight: float, bound: float) -> Pair:
+    return [x * a - weight * ((x - 1) ** 2 - bound) for x in r], [x * a - 2 * weight * (x - 1) * x for x in r]
 
 
 def dis(u: list[float], a: float, p: list[float], low: float, high: float) -> Pair:
@@ -257,11 +254,6 @@ def flash_reinforce(u: list[float], p: list[float], a: float) -> Pair:
     return weighted([x if kl <= 3e-3 else 0.0 for x in u], a, p)
 
 
-def fspo_dual_clip(r: list[float], a: float) -> Pair:
-    values, slopes = fspo(r, a)
-    return ([3 * a / len(r)] * len(r), [0.0] * len(r)) if a < 0 and math.prod(r) > 3 else (values, slopes)
-
-
 def by_response(T: int) -> float:
     """The weight of a token in a response of T tokens, for a mean over responses of means over tokens."""
     return 1 / T / RESPONSES
@@ -290,7 +282,7 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     "cispo": (lambda r, u, a, p: cispo(r, a, p), by_token),
     "gspo": (lambda r, u, a, p: gspo_token(r, a), by_response),
     "gspo_token": (lambda r, u, a, p: gspo_token(r, a), by_response),
-    "gspo_scaled": (lambda r, u, a, p: gspo_scaled(r, a), by_response),
+    "gspo_scaled": (lambda r, u, a, p: gspo_token(r, a, width=math.sqrt(4096 / len(r))), by_response),
     # The whole term of a response, T_i s_i, has the gradient T_i (s_i/T_i): s_i on every token.
     "luspo": (lambda r, u, a, p: ppo([math.prod(r) ** (1 / len(r))] * len(r), a, 2e-3, 2.5e-3), by_sum),
     "gmpo": (lambda r, u, a, p: gmpo(r, a), by_response),
@@ -309,8 +301,8 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     "gepo": (gepo, by_response),
     "trm": (trm, by_sum),
     "m2po": (m2po, by_token),
-    "r2vpo": (lambda r, u, a, p: r2vpo(r, a), by_token),
-    "minpro": (lambda r, u, a, p: minpro(r, a, p), by_token),
+    "r2vpo": (lambda r, u, a, p: r2vpo(r, a, 1.0, 0.04), by_token),
+    "minpro": (lambda r, u, a, p: cispo(times_least_before(r), a, p), by_token),
     "score_centering": (lambda batch, i: centred(batch, i, lambda x: 1.0), by_token),
     "score_centering_tis": (lambda batch, i: centred(batch, i, lambda x: min(x, 2.0)), by_token),
     "score_centering_mis": (lambda batch, i: centred(batch, i, lambda x: x if 0.5 <= x <= 5 else 0.0), by_token),
@@ -325,31 +317,24 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     "up_gspo": (lambda r, u, a, p: up(r, a, gspo_token(r, a)), by_response),
     "cppo": (lambda r, u, a, p: cppo(u, p, a), by_sum),
     "flash_reinforce": (lambda r, u, a, p: flash_reinforce(u, p, a), by_response),
-    "r2vpo_fixed": (
-        lambda r, u, a, p: ([x * a - 0.04 * (x - 1) ** 2 for x in r], [x * a - 0.08 * (x - 1) * x for x in r]),
-        by_token,
-    ),
-    "fspo_dual_clip": (lambda r, u, a, p: fspo_dual_clip(r, a), by_sum),
+    "r2vpo_fixed": (lambda r, u, a, p: r2vpo(r, a, 0.04, 0.0), by_token),
+    "fspo_dual_clip": (lambda r, u, a, p: fspo(r, a, dual=3.0), by_sum),
     # Presets whose equation no peer's oracle records.
     "cispo@nemo-rl-0.7": (lambda r, u, a, p: cispo(r, a, p, 6.0), by_token),
     "gspo@nemo-rl-0.6": (lambda r, u, a, p: gspo_token(r, a, 0.2, 0.2), by_response),
     "reinforce_pp_baseline@nemo-rl-prorl-2.1": (lambda r, u, a, p: ([a * q for q in p], [a] * len(p)), by_token),
     "ipo@prime-rl-3418": (lambda r, u, a, p: ipo(u, a, p, 0.1, 1e-3), by_token),
-    "minpro@xorl": (
-        lambda r, u, a, p: ppo([min(r[:t], default=1.0) * x for t, x in enumerate(r)], a, 0.2, 0.28),
-        by_token,
-    ),
+    "minpro@xorl": (lambda r, u, a, p: ppo(times_least_before(r), a, 0.2, 0.28), by_token),
     "topr@roll": (lambda r, u, a, p: weighted([1.0 if a > 0 else min(x, 1.0) for x in r], a, p), by_response),
     "topr@verl-6986": (lambda r, u, a, p: topr([math.prod(r) ** (1 / len(r))], a, p), by_response),
 }
 WITHOUT_CLIP = {"reinforce", "rloo", "grpo_unclipped", "sapo", "vespo", "r2vpo", "score_centering", "r2vpo_fixed"}
 WITHOUT_CLIP |= {"reinforce_pp_baseline@nemo-rl-prorl-2.1"}
 CAPPED = {"cispo", "minpro", "topr", "score_centering_tis", "topr@roll", "topr@verl-6986"}
-CAPPED |= {"ipo@prime-rl-3418", "cispo@nemo-rl-0.7"}
+CAPPED |= {"ipo@prime-rl-3418", "cispo@nemo-rl-0.7"}  # of IPO the weight is bounded, the gradient stays
 # Nothing is beyond the edge of these where log-ratios are about 0.4.
 FAR = {"dppo", "dppo_kl", "minpro", "score_centering_tis", "score_centering_mis", "icepop", "ipo", "cppo"}
-FAR |= {"cispo@nemo-rl-0.7", "minpro@xorl", "dis_code"}
-FAR |= {"ipo@prime-rl-3418"}  # the weight is bounded, the gradient stays
+FAR |= {"cispo@nemo-rl-0.7", "minpro@xorl", "dis_code", "ipo@prime-rl-3418"}
 
 
 @pytest.mark.parametrize("scale", [0.0005, 0.02, 0.4, 1.5], ids=lambda scale: f"log-ratios of {scale}")

@@ -7,6 +7,7 @@ moved. Each promise is computed here from the batch alone. Shapes: B responses, 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -63,6 +64,9 @@ def rows(batch: Batch, values_BT: Tensor) -> list[list[float]]:
 
 def log_ratios(batch: Batch, anchor: str = "old") -> list[list[float]]:
     return rows(batch, batch.logprobs_BT - batch.get(f"{anchor}_logprobs_BT"))
+
+
+to_sampler = partial(log_ratios, anchor="rollout")
 
 
 def binary(p: float, q: float, kind: str) -> float:
@@ -124,8 +128,8 @@ def geometric(batch: Batch) -> list[list[float]]:
     return rows(batch, batch.get("old_logprobs_BT") - batch.get("rollout_logprobs_BT"))
 
 
-def band(low: float, high: float) -> Callable[[float], bool]:
-    return lambda x: math.log(low) <= x <= math.log(high)
+def band(low: float, high: float, of: Callable[[Any], float] = float) -> Callable[[Any], bool]:
+    return lambda x: math.log(low) <= of(x) <= math.log(high)
 
 
 def both(*parts: Callable[[Batch], Marks]) -> Callable[[Batch], Marks]:
@@ -147,7 +151,7 @@ KEPT: dict[str, tuple[dict[str, Any], Callable[[Batch], Marks]]] = {
     "trm": (
         {"top_k": None, "max_kl": 0.1, "mean_kl": 0.05},
         by_response(
-            lambda batch: log_ratios(batch, "rollout"),
+            to_sampler,
             lambda row: max(x * x / 2 for x in row) <= 0.1 and average([math.expm1(x) - x for x in row]) <= 0.05,
         ),
     ),
@@ -155,27 +159,20 @@ KEPT: dict[str, tuple[dict[str, Any], Callable[[Batch], Marks]]] = {
     "opsm": ({"max_divergence": 0.2, "host": {"clip_low": 0.99, "clip_high": 99.0}}, far_and_bad),
     "mis_po": (
         {"sequence_low": 0.8, "sequence_high": 1.3, "ratio_low": 0.5, "ratio_high": 2.0},
-        both(by_token(geometric, band(0.5, 2.0)), by_response(geometric, lambda row: band(0.8, 1.3)(average(row)))),
+        both(by_token(geometric, band(0.5, 2.0)), by_response(geometric, band(0.8, 1.3, average))),
     ),
     "dppo": ({"max_divergence": 0.02}, unless_outward(lambda batch: divergences(batch, "tv"), 0.02)),
     "dppo_kl": ({"max_divergence": 0.01}, unless_outward(divergences, 0.01)),
     "cppo": ({"max_divergence": 0.1, "prefix_budget": 0.02}, unless_outward(over_budget, 0.0)),
     "ipo": ({"max_divergence": 0.02}, by_token(lambda batch: divergences(batch, "tv"), lambda x: x <= 0.02)),
-    "dis": ({}, by_token(lambda batch: log_ratios(batch, "rollout"), band(0.7, 6.0))),
-    "icepop": (
-        {"ratio_low": 0.5, "ratio_high": 2.0},
-        by_token(lambda batch: log_ratios(batch, "rollout"), band(0.5, 2.0)),
-    ),
+    "dis": ({}, by_token(to_sampler, band(0.7, 6.0))),
+    "icepop": ({"ratio_low": 0.5, "ratio_high": 2.0}, by_token(to_sampler, band(0.5, 2.0))),
 }
 CORRECTED: dict[Correction, Callable[[Batch], Marks]] = {
     MaskedIS(ratio_low=0.8, ratio_high=1.3): by_token(geometric, band(0.8, 1.3)),
-    MaskedIS(unit="sequence", ratio_low=0.8, ratio_high=1.3): by_response(
-        geometric, lambda row: band(0.8, 1.3)(average(row))
-    ),
-    MaskedIS(unit="product", ratio_low=0.8, ratio_high=1.3): by_response(
-        geometric, lambda row: band(0.8, 1.3)(math.fsum(row))
-    ),
-    GeometricRejection(ratio_low=0.8, ratio_high=1.3): by_response(geometric, lambda row: band(0.8, 1.3)(average(row))),
+    MaskedIS(unit="sequence", ratio_low=0.8, ratio_high=1.3): by_response(geometric, band(0.8, 1.3, average)),
+    MaskedIS(unit="product", ratio_low=0.8, ratio_high=1.3): by_response(geometric, band(0.8, 1.3, math.fsum)),
+    GeometricRejection(ratio_low=0.8, ratio_high=1.3): by_response(geometric, band(0.8, 1.3, average)),
     BinaryKL(max_kl=0.02): both(
         by_token(lambda batch: divergences(batch, "kl", "old", "rollout"), lambda x: x <= 0.02),
         by_token(lambda batch: divergences(batch, "kl", "rollout", "old"), lambda x: x <= 0.02),

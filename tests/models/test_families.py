@@ -5,6 +5,7 @@ Shapes: B sequences, N tokens of a forward, K experts a token, E experts, F posi
 """
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,31 +98,24 @@ def test_recorded_size_counts_weights_layers_and_experts(name: str) -> None:
     assert not moe or [size["top_k"], size["experts"]] == [model.config.num_experts_per_tok, experts(model)]
 
 
-# Model → its dense twin, a model of its own or the same with overrides.
-TWINS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name.removeprefix("dense_"): (name, {}) for name in BUILT if name.startswith("dense_") and "total" not in name},
-    "deepseek_v3_micro": ("deepseek_v3_micro", {"first_k_dense_replace": 4}),
-    "glm4_moe_micro": ("glm4_moe_micro", {"first_k_dense_replace": 4}),
-    "qwen3_next_micro": ("qwen3_next_micro", {"mlp_only_layers": [0, 1, 2, 3]}),
-}
+# Model, its dense twin, a model of its own or the same with overrides, and which of the model's weights the twin has.
+TWINS: list[tuple[str, str, dict[str, Any], Callable[[PreTrainedModel], int]]] = [
+    *((name.removeprefix("dense_"), name, {}, active) for name in BUILT if re.match("dense_(?!total)", name)),
+    *((name, f"dense_total_{name}", {}, count) for name in ("flat", "micro")),
+    *((name, name, {"first_k_dense_replace": 4}, active) for name in ("deepseek_v3_micro", "glm4_moe_micro")),
+    ("qwen3_next_micro", "qwen3_next_micro", {"mlp_only_layers": [0, 1, 2, 3]}, active),
+]
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_dense_twin_has_the_active_weights_without_routers(name: str) -> None:
-    twin, overrides = TWINS[name]
+@pytest.mark.parametrize(("name", "twin", "overrides", "weighed"), TWINS)
+def test_dense_twin_has_the_active_or_all_weights_but_those_of_routing(
+    name: str, twin: str, overrides: dict[str, Any], weighed: Callable[[PreTrainedModel], int]
+) -> None:
     build.check(shipped(twin) | overrides)
     moe, dense = make(shipped(name)), make(shipped(twin) | overrides)
     assert routers(dense) == []
     assert count(moe, "_attn") == count(dense, "_attn")
-    assert active(moe) - of_routing(moe) == count(dense)
-
-
-@pytest.mark.parametrize("name", ["flat", "micro"])
-def test_total_twin_has_all_weights_but_those_of_routing(name: str) -> None:
-    moe, dense = make(shipped(name)), make(shipped(f"dense_total_{name}"))
-    assert routers(dense) == []
-    assert count(moe, "_attn") == count(dense, "_attn")
-    assert count(moe) - of_routing(moe) == count(dense)
+    assert weighed(moe) - of_routing(moe) == count(dense)
 
 
 ONE_EXPERT = {
@@ -282,16 +276,12 @@ def test_family_takes_a_step_and_survives_save_and_load(name: str, tmp_path: Pat
 # --- overrides ---------------------------------------------------------------------------------------
 
 
-def overridden(*words: str) -> dict[str, Any]:
-    return compose.plan(list(words))[0].config.model["config"]
-
-
 @pytest.mark.parametrize("name", ["mixtral_micro", "deepseek_v3_micro"])
 def test_router_dtype_overrides_the_precision(name: str) -> None:
     def logits(dtype: str | None, precision: str) -> Tensor:
         """Of the first router; of a copy, since a reference policy is one."""
-        words = [] if dtype is None else [f"+model.config.router_dtype={dtype}"]
-        model = copy.deepcopy(make(overridden(f"model={name}", *words)))
+        words = [f"model={name}", *([] if dtype is None else [f"+model.config.router_dtype={dtype}"])]
+        model = copy.deepcopy(make(compose.plan(words)[0].config.model["config"]))
         seen: list[tuple[Tensor, Tensor]] = []
         for router in routers(model):
             nn.init.ones_(router.get_parameter("weight")[0])  # of the copy: what it says must change with it

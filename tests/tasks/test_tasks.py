@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures import MICRO
+from transformers import PreTrainedModel
 
 from steadymoe.bench.runs import compose, fits
 from steadymoe.bench.schema import ConfigError
@@ -289,29 +290,19 @@ def test_sequences_beyond_the_models_positions_are_refused() -> None:
 # --- scores of any task ----------------------------------------------------------------------------------------------
 
 
-class Scored(Sort):
-    """Sorting with one score for everything."""
-
-    value: Any
-
-    def score(self, prompt: str, response: str, finished: bool) -> Any:
-        """Return ``value``."""
-        return self.value
-
-
-def scored(value: Any) -> Scored:
-    task = Scored(symbols="0123456789", min_length=3, max_length=4, spare_tokens=2)
-    task.value = value
-    return task
+def scored(value: Any) -> tuple[Sort, PreTrainedModel]:
+    """Sorting with one score for everything, and a model to sample responses from."""
+    task = made("sort")
+    vars(task)["score"] = lambda prompt, response, finished: value
+    return task, build.build(MICRO, task.tokenizer, 0, "cpu")
 
 
 @pytest.mark.parametrize(
     ("value", "number"), [(1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (np.bool_(False), 0.0), (-2, -2.0)]
 )
 def test_score_is_converted_to_float(value: Any, number: float) -> None:
-    task = scored(value)
+    task, model = scored(value)
     assert isinstance(score(task, "12=", "21", True), float)
-    model = build.build(MICRO, task.tokenizer, 0, "cpu")
     rollout = roll_out(model, task, ["12=", "34="], 2, torch.Generator().manual_seed(0))
     assert rollout.scores_B.dtype == torch.float32
     assert rollout.scores_B.tolist() == [number] * 4
@@ -319,9 +310,8 @@ def test_score_is_converted_to_float(value: Any, number: float) -> None:
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -float("inf"), 1e300, 10**400, "1", b"1", [1], 1j])
 def test_non_finite_score_is_reported_with_task_prompt_and_value(value: Any) -> None:
-    task = scored(value)
-    model = build.build(MICRO, task.tokenizer, 0, "cpu")
-    with pytest.raises(ValueError, match=r"^Scored\.score must return a finite number, got .*'12='") as told:
+    task, model = scored(value)
+    with pytest.raises(ValueError, match=r"^Sort\.score must return a finite number, got .*'12='") as told:
         roll_out(model, task, ["12="], 2, torch.Generator().manual_seed(0))
     assert reprlib.repr(value) in str(told.value)
     assert "\n" not in str(told.value)

@@ -16,11 +16,6 @@ from steadymoe.models.engine import RouterNoise, Sampler
 from steadymoe.models.routing import RouteRecorder, load_balancing_loss, routers, z_loss
 
 
-def router_weights(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Copies of the routers' weights."""
-    return [router.get_parameter("weight").detach().clone() for router in routers(model)]
-
-
 def test_cold_start_adds_router_losses_with_its_coefficients(task: Chain, tmp_path: Path) -> None:
     one = ["max_updates=1", "check_every=1", "check_prompts=2", "accuracy_low=0.99", "accuracy_high=1.0"]
 
@@ -31,7 +26,7 @@ def test_cold_start_adds_router_losses_with_its_coefficients(task: Chain, tmp_pa
         model = build.build(config.model["config"], task.tokenizer, 0, "cpu")
         with pytest.raises(cold_start.ColdStartError):
             cold_start.train(model, task, config)
-        return router_weights(model)
+        return [router.get_parameter("weight") for router in routers(model)]
 
     plain, even, small = trained(), trained("aux_loss=1.0"), trained("z_loss=1.0")
     assert not torch.equal(plain[0], even[0])

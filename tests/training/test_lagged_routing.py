@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import advantages, assert_resumes, begun, gradients, trainer
-from torch import Tensor, nn
+from small_runs import advantages, assert_resumes, begun, trainer
+from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.runs import record
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
-from steadymoe.models.routing import routers
-from steadymoe.models.selection import NO_ROUTE
 from steadymoe.models.snapshots import Lag
 
 FAST = ["optimizer.learning_rate=1e-2", "updates_per_rollout=4", "minibatch_prompts=1", "updates=24"]
@@ -89,41 +87,6 @@ def test_lag_of_a_whole_rollout_equals_r2_on_the_first_rollout(tmp_path: Path) -
     assert not same(columns_and_weights(short), first)
     assert not same(columns_and_weights(off), first)
     assert not same(columns_and_weights(long, 2), columns_and_weights(r2, 2))
-
-
-def test_gates_are_current_and_gradients_match_a_manual_forward(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "routing=lagged", "routing.lag=2", "optimizer.max_grad_norm=1e9", *FAST)
-    learner, start = made.learner, copy.deepcopy(made.model)
-    rollout, minibatches, old = begun(made)
-    for parts in minibatches[:2]:
-        learner.update(rollout, old, advantages(rollout), parts)
-    (part,) = minibatches[2]
-    with torch.no_grad():
-        routes_LMFK = learner.forwards(start, rollout, part).routes_LBFK
-    today = copy.deepcopy(made.model)
-    whole_LBFK = routes_LMFK.new_full((len(routes_LMFK), len(rollout.scores_B), *routes_LMFK.shape[2:]), NO_ROUTE)
-    whole_LBFK[:, part.rows_M] = routes_LMFK
-    forced_LNK = part.layout.fold(whole_LBFK[:, part.rows_M])
-    for router, indices_NK in zip(routers(today), forced_LNK.long(), strict=True):
-
-        def by_hand(hidden: Tensor, router: nn.Module = router, indices_NK: Tensor = indices_NK) -> Any:
-            logits_NE = hidden.reshape(-1, hidden.shape[-1]) @ router.get_parameter("weight").T
-            own_NK = logits_NE.topk(indices_NK.shape[-1]).indices
-            chosen_NK = torch.where(indices_NK == NO_ROUTE, own_NK, indices_NK)
-            weights_NK = logits_NE.softmax(-1).gather(-1, chosen_NK)
-            return logits_NE, weights_NK / weights_NK.sum(-1, keepdim=True), chosen_NK
-
-        router.forward = by_hand  # type: ignore[method-assign]
-    now = learner.forwards(today, rollout, part)
-    mask_MT = rollout.sequences.response_mask_BT[part.rows_M]
-    counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
-    learner.objective(learner.batch(rollout, old, advantages(rollout), part.rows_M, now, counts)).loss.backward()
-    found = gradients(made)
-    measured = learner.update(rollout, old, advantages(rollout), [part]).overall
-    assert measured["replay_expert_disagreement"] > 0
-    for name, weight in today.named_parameters():
-        assert_close(found[0][name], weight.grad, atol=1e-6, rtol=1e-4)
-    assert all(gradient.any() for name, gradient in found[0].items() if name.endswith("gate.weight"))
 
 
 def test_old_weights_are_loaded_only_inside_the_block(model: PreTrainedModel) -> None:

@@ -24,9 +24,8 @@ def rise(folder: Path) -> estimates.Estimate:
     """Held-out accuracy after the last step minus before the first, paired: the same prompts and the same draws."""
     table = record.read_table(folder, "evaluations")
     before, after = (table.loc[table["step"] == step, "score"].to_numpy() for step in (0, table["step"].max()))
-    return estimates.over_seeds(
-        (after - before).tolist(), may_bootstrap=False
-    )  # prompts are the replicates of a claim on one run
+    # Prompts are the replicates of a claim on one run.
+    return estimates.over_seeds((after - before).tolist(), may_bootstrap=False)
 
 
 @pytest.mark.parametrize("algorithm", CORE_SIX)

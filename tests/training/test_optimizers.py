@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from steadymoe.bench.training import optimizers
 from steadymoe.bench.training.optimizers import SignDescent, StackedMuon, orthogonalized
 from steadymoe.models import build
-from steadymoe.models.routing import routers
 
 JORDAN = (3.4445, -4.775, 2.0315)
 RULE: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "eps": 1e-7}
@@ -120,24 +119,18 @@ def test_first_sgd_step_is_the_rate_times_the_gradient(tmp_path: Path) -> None:
         assert_close(step, expected, atol=1e-7, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("words", "of_experts"), [([], 0.01), (["optimizer.expert_factor=4"], 0.04)], ids=str)
 @pytest.mark.parametrize("kind", ["adamw", "muon", "sgd", "sign"])
-def test_router_step_scales_with_its_factor(tmp_path: Path, kind: str) -> None:
-    made = trainer(tmp_path, f"optimizer={kind}", "optimizer.learning_rate=0.01", "optimizer.router_factor=0.25")
-    of_routers = {id(weight) for router in routers(made.model) for weight in router.parameters()}
-    rates = {id(w): group["lr"] for group in made.learner.optimizer.param_groups for w in group["params"]}
-    assert rates == {id(w): 0.0025 if id(w) in of_routers else 0.01 for w in made.model.parameters()}
-    assert made.learner.learning_rate == 0.01
-
-
-@pytest.mark.parametrize("kind", ["adamw", "muon", "sgd", "sign"])
-def test_experts_and_routers_each_have_their_rate(tmp_path: Path, kind: str) -> None:
-    words = ["optimizer.learning_rate=0.01", "optimizer.expert_factor=4", "optimizer.router_factor=0.25"]
+def test_experts_and_routers_each_have_their_rate(
+    tmp_path: Path, kind: str, words: list[str], of_experts: float
+) -> None:
+    words = ["optimizer.learning_rate=0.01", "optimizer.router_factor=0.25", *words]
     made = trainer(tmp_path, f"optimizer={kind}", *words)
     rates = {id(w): group["lr"] for group in made.learner.optimizer.param_groups for w in group["params"]}
     stacked = {name for name, weight in made.model.named_parameters() if weight.ndim == 3}
     assert stacked == {name for name, _ in made.model.named_parameters() if build.is_expert(name)}
     for name, weight in made.model.named_parameters():
-        assert rates[id(weight)] == (0.04 if name in stacked else 0.0025 if "mlp.gate." in name else 0.01), name
+        assert rates[id(weight)] == (of_experts if name in stacked else 0.0025 if "mlp.gate." in name else 0.01), name
     assert made.learner.learning_rate == 0.01
 
 

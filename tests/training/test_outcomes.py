@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import trainer
+from small_runs import PROMPTS, trainer
 from transformers import PreTrainedModel
 
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.sampling import Decoding, roll_out
 from steadymoe.bench.training.trainer import Trainer
-
-PROMPTS = ["1+2=", "3-4+5=", "0+1-2+3="]
 
 
 def scored(made: Trainer) -> Trainer:

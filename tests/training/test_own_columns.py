@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -154,17 +155,17 @@ def test_run_with_own_columns_resumes_bit_for_bit_and_exports_them(mine: Path, m
     assert (results / "figures" / f"{experiment}-fig18-own_numbers.svg").is_file()
 
 
+def reporting(monkeypatch: pytest.MonkeyPatch, numbers: Callable[[], dict[str, float]]) -> None:
+    """Let GRPO report numbers of its own in every update."""
+    plain = GRPO.surrogate
+    monkeypatch.setattr(GRPO, "surrogate", lambda self, batch: replace(plain(self, batch), numbers=numbers()))
+
+
 def test_a_number_that_only_some_updates_report_is_null_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, seen = planned(tmp_path), iter(range(100))
-
-    def some(self: GRPO, batch: Batch) -> Surrogate:
-        number = next(seen)
-        return replace(plain(self, batch), numbers={"even": number} if number % 4 == 0 else {})
-
-    plain = GRPO.surrogate
-    monkeypatch.setattr(GRPO, "surrogate", some)
+    reporting(monkeypatch, lambda: {"even": number} if (number := next(seen)) % 4 == 0 else {})
     assert executed(made) == "finished"
     assert record.read_table(made.folder, "updates")["loss/even"].dropna().tolist() == [0, 4, 8]
     steps = record.read_table(made.folder, "steps")
@@ -173,12 +174,7 @@ def test_a_number_that_only_some_updates_report_is_null_elsewhere(
 
 def test_too_many_columns_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = planned(tmp_path), iter(range(10_000))
-
-    def more(self: GRPO, batch: Batch) -> Surrogate:
-        return replace(plain(self, batch), numbers={f"x{next(seen)}": 1.0 for _ in range(16)})
-
-    plain = GRPO.surrogate
-    monkeypatch.setattr(GRPO, "surrogate", more)
+    reporting(monkeypatch, lambda: {f"x{next(seen)}": 1.0 for _ in range(16)})
     assert executed(made) == "failed"
     assert "a run may have at most 64 columns from its loss" in run_folder.known(made.folder)["error"]
 

@@ -5,23 +5,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from small_runs import SMALL, executed, planned
-from torch import Tensor
+from small_models import shipped
+from small_runs import PROMPTS, SMALL, executed, planned, sampled
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.probes import UpdateProbe, tail
-from steadymoe.bench.training.sampling import Decoding, Rollout, roll_out
+from steadymoe.bench.training.sampling import Decoding, roll_out
+from steadymoe.models import build
 from steadymoe.models.routing import routers
-
-
-def sampled(model: PreTrainedModel, task: Chain, bank_LNK: Tensor | None = None) -> Rollout:
-    return roll_out(
-        model, task, ["1+2*3=", "5-1+4="], 3, torch_generator(0, "rows", 0, "cpu"), Decoding(bank_LNK=bank_LNK)
-    )
 
 
 def test_tail_is_the_share_of_the_largest_tokens() -> None:
@@ -37,7 +31,9 @@ def test_tail_is_the_share_of_the_largest_tokens() -> None:
     assert tail(torch.zeros(5), changed_N[:5]) == {}
 
 
-def test_relative_steps_cover_routers_and_other_weights(model: PreTrainedModel, task: Chain) -> None:
+@pytest.mark.parametrize("name", ["micro", "dense_micro"])
+def test_relative_steps_cover_routers_and_other_weights(name: str, task: Chain) -> None:
+    model = build.build(shipped(name), task.tokenizer, 0, "cpu")
     probe = UpdateProbe(model, sampled(model, task).sequences, "fp32")
     of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
     for factors in ((1.02, 0.999), (0.97, 1.0)):
@@ -45,15 +41,17 @@ def test_relative_steps_cover_routers_and_other_weights(model: PreTrainedModel, 
             for weight in model.parameters():
                 weight.mul_(factors[0] if id(weight) in of_routers else factors[1])
         overall, _ = probe.after_update(model)
-        steps = [float(overall[f"relative_step_{name}"]) for name in ("routers", "others")]
-        assert steps == pytest.approx([abs(factor - 1) for factor in factors], rel=1e-3), "since the last call"
+        steps = {key: float(value) for key, value in overall.items() if key.startswith("relative_step_")}
+        expected = {"relative_step_routers": abs(factors[0] - 1)} if of_routers else {}
+        expected["relative_step_others"] = abs(factors[1] - 1)
+        assert steps == pytest.approx(expected, rel=1e-3), "since the last call"
 
 
 def test_permuted_routes_run_experts_from_the_bank(model: PreTrainedModel, task: Chain) -> None:
     """A bank of one token leaves no chance: all tokens run its experts, in sampling as in a forced forward."""
     own = sampled(model, task)
     bank_LNK = own.routes_LBFK[:, own.sequences.route_mask_BF][:, :1]
-    made = sampled(model, task, bank_LNK)
+    made = roll_out(model, task, PROMPTS, 4, torch.Generator().manual_seed(0), Decoding(bank_LNK=bank_LNK))
     sequences = made.sequences
     forced_LBFK = bank_LNK[:, :, None].expand(-1, *sequences.route_mask_BF.shape, -1)
     mask_BT = sequences.response_mask_BT.bool()

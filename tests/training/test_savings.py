@@ -19,7 +19,6 @@ from steadymoe.bench.training.learner import Measured
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
 
-OFF = ["savings.share_prompts=false"]
 # Lengths that differ, so that there is padding, and responses that end before others.
 WORDS = ["task.max_operands=4", "task.spare_tokens=3", "optimizer.learning_rate=3e-3"]
 
@@ -79,7 +78,7 @@ def assert_same(saved: Trainer, plain: Trainer) -> None:
 )
 def test_an_update_is_the_same_with_shared_prompts_and_without(tmp_path: Path, more: list[str]) -> None:
     words = [*WORDS, *PROPORTIONAL, *more]
-    assert_same(trainer(tmp_path, *words), trainer(tmp_path, *words, *OFF))
+    assert_same(trainer(tmp_path, *words), trainer(tmp_path, *words, "savings.share_prompts=false"))
 
 
 def test_dropping_finished_responses_does_not_change_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
