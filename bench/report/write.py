@@ -153,11 +153,12 @@ def to_markdown(rows: pd.DataFrame) -> str:
 
 
 def to_terminal(rows: pd.DataFrame) -> str:
-    """Return the first ``_MOST_ROWS`` as text; names of more than ``_WIDEST`` characters are cut."""
+    """Return the first ``_MOST_ROWS`` as text; cells wider than ``_WIDEST`` are wrapped."""
     shown = rows.head(_MOST_ROWS).map(lambda cell: visible(to_text(cell))).rename(columns=visible)
-    shown = shown.map(lambda text: text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…")
+    shown = shown.map(lambda text: text[: 4 * _WIDEST])
     more = [f"… and {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
-    return "\n".join([shown.to_markdown(index=False, disable_numparse=True, tablefmt="simple"), *more])
+    table = shown.to_markdown(index=False, disable_numparse=True, tablefmt="simple", maxcolwidths=_WIDEST)
+    return "\n".join([table, *more])
 
 
 def to_numbers(rows: pd.DataFrame) -> pd.DataFrame:

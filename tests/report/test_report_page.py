@@ -428,11 +428,12 @@ def test_mixing_configs_or_versions_is_reported(recorded: Path) -> None:
 
 
 def test_terminal_table_has_five_columns_and_fits_100_characters() -> None:
-    rows = pd.DataFrame({"arm": [f"{'long ' * 20}{place}" for place in range(25)], "n": 3, "final reward": 1 / 3})
+    rows = pd.DataFrame({"arm": [f"{'long ' * 9}{place}" for place in range(25)], "n": 3, "final reward": 1 / 3})
     rows = rows.assign(accuracy=[estimates.Estimate(0.1234567, 0.01, 0.9, 3)] * 25, collapsed=np.nan)
     lines = write.to_terminal(rows).splitlines()
     assert max(map(len, lines)) <= 100
-    assert (len(lines), lines[-1], lines[2].split()[-1]) == (2 + 20 + 1, "… and 5 more", "–")
+    assert (len(lines), lines[-1], lines[2].split()[-1]) == (2 + 2 * 20 + 1, "… and 5 more", "–")
+    assert [line.split()[-1] for line in lines[3:-1:2]] == [f"{place}" for place in range(20)]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
