@@ -5,6 +5,7 @@ generator of torch or numpy: the same tests on other prompts, weights, samples a
 Tests that compare with committed numbers hold at 0 alone.
 """
 
+import json
 import os
 import re
 import shutil
@@ -190,6 +191,11 @@ def on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, *modules: str) -> Non
     monkeypatch.setattr(sys, "path", [*sys.path])
     for module in modules:
         monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+def edit(path: Path, **facts: object) -> None:
+    """Change some of what a ``run.json`` says."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
 def make_socket(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tables of small experiments for figures, and what a figure shows."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -36,6 +37,17 @@ def long_table(
     for arm, seed, step in itertools.product(arms, range(seeds), range(1, steps + 1)):
         keys = USUAL | arm | {"arm": " ".join(map(str, arm.values())), "seed": seed, "step": step}
         rows += [keys | {"metric": name, "value": of(arm | {"step": step}, seed)} for name, of in values.items()]  # type: ignore[operator]
+    return pd.DataFrame(rows)
+
+
+def curve_table(curves: Mapping[str, Sequence[list[float]]], metric: str = "reward") -> pd.DataFrame:
+    """Steps of one metric, from each arm's curve of each seed."""
+    rows = [
+        {"arm": arm, "seed": seed, "step": step, "metric": metric, "value": value}
+        for arm, its in curves.items()
+        for seed, curve in enumerate(its)
+        for step, value in enumerate(curve, start=1)
+    ]
     return pd.DataFrame(rows)
 
 

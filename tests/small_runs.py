@@ -28,31 +28,13 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
 # A run of two or three seconds: forty supervised updates teach the format, and every accuracy is in the band.
-SMALL = [
-    "model=micro",
-    "model.config.num_hidden_layers=2",
-    "model.config.hidden_size=32",
-    "task=chain",
-    "task.min_operands=2",
-    "task.max_operands=3",
-    "task.modulus=3",
-    "minibatch_prompts=2",
-    "rollout.responses=8",
-    "optimizer.learning_rate=1e-3",
-    "updates_per_rollout=2",
-    "updates=12",
-    "checkpoint_every=4",
-    "evaluation.every=4",
-    "evaluation.prompts=8",
-    "probe.every=8",
-    "probe.responses=4",
-    "cold_start.accuracy_low=0",
-    "cold_start.accuracy_high=1",
-    "cold_start.check_every=40",
-    "cold_start.batch_size=32",
-    "cold_start.learning_rate=1e-2",
-    "cold_start.check_prompts=4",
-]
+SMALL = ["model=micro", "model.config.num_hidden_layers=2", "model.config.hidden_size=32"]
+SMALL += ["task=chain", "task.min_operands=2", "task.max_operands=3", "task.modulus=3"]
+SMALL += ["minibatch_prompts=2", "rollout.responses=8", "optimizer.learning_rate=1e-3", "updates_per_rollout=2"]
+SMALL += ["updates=12", "checkpoint_every=4", "evaluation.every=4", "evaluation.prompts=8"]
+SMALL += ["probe.every=8", "probe.responses=4", "cold_start.accuracy_low=0", "cold_start.accuracy_high=1"]
+SMALL += ["cold_start.check_every=40", "cold_start.batch_size=32", "cold_start.learning_rate=1e-2"]
+SMALL += ["cold_start.check_prompts=4"]
 
 # A rollout of the same size, in more updates.
 FOUR_UPDATES = ("updates_per_rollout=4", "minibatch_prompts=1")

@@ -250,13 +250,18 @@ ELSEWHERE = {
     "report --results . --figure fig99": "fig99",
     "report --results . --figure fig05": "experiment=tolerance_staleness",
     "report --results . --figure fig05 --experiment small": "updates_per_rollout",
+    "report --results . --columns 3": "argument --columns: invalid choice: 3",
+    "report --results . --names grpo": "--names takes grpo=GRPO,gspo=GSPO, each name once; got 'grpo'",
+    "report --results . --names grpo=": "--names takes",
+    "report --results . --names grpx=G": "there is no loss or arm 'grpx'; choose from grpo, gspo, reinforce",
+    "report --results . --names grpo=X,gspo=X": "grpo and gspo would both be 'X'",
     "status --experiment x\x1b": "\\x1b",
     "status --results nowhere": "nowhere",
     "status --results file": "file",
 } | {
-    f"report --results . {instead} {option}": option.split()[0]
+    f"report --results . {instead} {option}": f"{option.split()[0]} cannot be combined with {instead.split()[0]}"
     for instead in ("--list", "--keep kept", "--export csv")
-    for option in ("--format svg", "--arms grpo")
+    for option in ("--format svg", "--arms grpo", "--columns 1", "--names ''")
 }
 
 
@@ -266,7 +271,7 @@ def test_wrong_words_of_other_commands_fail_in_one_line_and_write_nothing(
 ) -> None:
     monkeypatch.chdir(recorded)
     Path("file").touch()
-    said = refused(*words.split())
+    said = refused(*shlex.split(words))
     assert ELSEWHERE[words] in said
     assert "\x1b" not in said
     assert sorted(path.name for path in recorded.iterdir()) == ["file", "runs"]
@@ -463,9 +468,8 @@ def test_progress_shows_best_reward_and_cold_start(tmp_path: Path, monkeypatch: 
         thread.start()
         for check, left in (((25, 0.125, 130.0), "2:10"), ((50, 0.25, 61.0), "1:01")):
             folder.update(progress=dict(zip(progress.CHECK, check, strict=True)))
-            wait_for(
-                lambda check=check, left=left: f"{check[0]} updates" in shown.getvalue() and left in shown.getvalue()
-            )
+            parts = (f"{check[0]} updates", left)
+            wait_for(lambda parts=parts: all(part in shown.getvalue() for part in parts))
         stop.set()
         thread.join()
     shutil.rmtree(made.folder)

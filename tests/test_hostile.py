@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from fixtures import RECORDED, Said, make_socket
+from fixtures import RECORDED, Said, edit, make_socket
 from rich.console import Console
 from small_runs import SMALL
 
@@ -40,15 +40,14 @@ NAMES = {
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(recorded: Path) -> Path:
     """Recorded runs whose algorithms, values, commands and errors are hostile."""
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    for path in tmp_path.glob("**/run.json"):
+    for path in recorded.glob("**/run.json"):
         facts = json.loads(path.read_text())
         name = NAMES[facts["algorithm"]]
         facts |= {"algorithm": name, "axes": facts["axes"] | {f"key.{name}": name}, "command": f"steadymoe run {name}"}
         path.write_text(json.dumps(facts))
-    return tmp_path
+    return recorded
 
 
 def test_report_shows_hostile_names_literally(hostile: Path, ran: Said) -> None:
@@ -66,8 +65,7 @@ def test_report_shows_hostile_names_literally(hostile: Path, ran: Said) -> None:
 
 def test_status_escapes_unprintable_characters(hostile: Path) -> None:
     for path in hostile.glob("**/run.json"):
-        facts = json.loads(path.read_text())
-        path.write_text(json.dumps(facts | {"status": "failed", "error": f"Traceback\nError: {NAMES['gspo'][8:]}"}))
+        edit(path, status="failed", error=f"Traceback\nError: {NAMES['gspo'][8:]}")
     told = status.lines(hostile)
     assert all(letter.isprintable() for line in told for letter in line)
     assert any("\\x1b[31mred\\x1b[0m \\u202e" in line for line in told)
@@ -145,13 +143,11 @@ def test_closed_pipe_ends_a_command_silently(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_command_works_with_closed_streams(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    shutil.copytree(RECORDED, results)
-    words = [*PROGRAM, "report", "--results", str(results), "--export", "csv"]
+def test_command_works_with_closed_streams(recorded: Path) -> None:
+    words = [*PROGRAM, "report", "--results", str(recorded), "--export", "csv"]
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", *words], check=False, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert len(list(results.rglob("*.csv"))) == 1
+    assert len(list(recorded.rglob("*.csv"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -287,24 +283,15 @@ def test_odd_run_json_is_reported_as_damaged(place: tuple[str, ...], value: Any,
 
 def with_checksums(folder: Path) -> None:
     """Let ``run.json`` say that the tables are whole."""
-    facts = json.loads((folder / "run.json").read_text())
-    facts["tables"] = {path.stem: run_folder.checksum(path) for path in folder.glob("*.parquet")}
-    (folder / "run.json").write_text(json.dumps(facts))
+    edit(folder / "run.json", tables={path.stem: run_folder.checksum(path) for path in folder.glob("*.parquet")})
 
 
 def changed(table: pd.DataFrame, name: str, what: str) -> pd.DataFrame:
     """Return the table with an odd column."""
     if what == "absent":
         return table.drop(columns=name)
-    values: dict[str, Any] = {
-        "text": ["x"] * len(table),
-        "infinite": [math.inf] * len(table),
-        "missing": [None] * len(table),
-        "huge": [1e300] * len(table),
-        "lists": [[1, 2]] * len(table),
-        "equal": [1] * len(table),
-    }
-    return table.assign(**{name: values[what]})
+    values = {"text": "x", "infinite": math.inf, "missing": None, "huge": 1e300, "lists": [1, 2], "equal": 1}
+    return table.assign(**{name: [values[what]] * len(table)})
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -376,8 +363,7 @@ READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../p
 def test_only_regular_files_are_read(file: str, made: str, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = one_run(results)
     if file == ".lock":  # looked at for a run that says it runs
-        facts = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+        edit(folder / "run.json", status="running")
     place = folder / file
     place.unlink(missing_ok=True)
     monkeypatch.chdir(place.parent.resolve())
@@ -460,8 +446,7 @@ def test_run_is_not_recorded_through_links(name: str, tmp_path: Path) -> None:
 def test_command_from_another_folder_is_quoted(
     command: str, is_ours: bool, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = one_run(results) / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "command": command}))
+    edit(one_run(results) / "run.json", status="failed", command=command)
     monkeypatch.chdir(results.parent)
     (line,) = (line for line in status.lines(Path("results")) if "rerun" in line and "--redo" not in line)
     assert (line == f"    rerun: {command}") == is_ours

@@ -49,16 +49,18 @@ def claim(*sides: tuple[float, dict[str, Any]], metric: str = "tolerance", **wor
     return Claim(claim="made up", source="none", practice="none", metric=metric, sides=weighted, **usual | words)
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, recorded: Results, *rows: Claim) -> pd.DataFrame:
-    monkeypatch.setattr(report_page, "ended", lambda *_: {"cell": recorded})
-    return claims.judged(list(rows), Path("nowhere"))
+def judged(recorded: Results | dict[str, Results], *rows: Claim) -> pd.DataFrame:
+    of = recorded if isinstance(recorded, dict) else {"cell": recorded}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_page, "ended", lambda _, name: {name: of[name]})
+        return claims.judged(list(rows), Path("nowhere"))
 
 
-def test_ratio_of_tolerances_is_that_of_the_crossings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratio_of_tolerances_is_that_of_the_crossings() -> None:
     cost = claim((1, PINNED), (-1, FREE))
     below = claim((1, PINNED), (-1, FREE), direction="below")
     own = claim((1, FREE), (-1, FREE))
-    table = judged(monkeypatch, runs(), cost, below, own)
+    table = judged(runs(), cost, below, own)
     assert table["estimate"].tolist() == pytest.approx([2.0, 2.0, 1.0], rel=0.02)
     assert table["verdict"].tolist() == ["right", "wrong", "open"]
     assert (table.loc[0, "low"] < 2 < table.loc[0, "high"], table.loc[0, "n"]) == (True, 10)
@@ -68,119 +70,100 @@ def test_ratio_of_tolerances_is_that_of_the_crossings(monkeypatch: pytest.Monkey
     ("direction", "threshold", "verdict"),
     [("above", 1.0, "right"), ("above", 4.0, "open"), ("below", 4.0, "open"), ("below", 1.0, "wrong")],
 )
-def test_bound_decides_on_one_side_only(
-    monkeypatch: pytest.MonkeyPatch, direction: str, threshold: float, verdict: str
-) -> None:
+def test_bound_decides_on_one_side_only(direction: str, threshold: float, verdict: str) -> None:
     recorded = runs(LEVELS | {"pinned": [0.6, 0.6, 0.6]})  # pinned never falls below the threshold
-    words: dict[str, Any] = {"direction": direction, "threshold": threshold}
-    row = judged(monkeypatch, recorded, claim((1, PINNED), (-1, FREE), **words)).iloc[0]
+    row = judged(recorded, claim((1, PINNED), (-1, FREE), direction=direction, threshold=threshold)).iloc[0]
     assert (row["bound"], row["verdict"]) == (">", verdict)
     assert row["estimate"] == pytest.approx(4 / 2**0.5, rel=0.02)
 
 
-def test_each_model_has_a_threshold_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = judged(monkeypatch, runs(), claim((1, TWIN), (-1, FREE))).to_dict("records")
+def test_each_model_has_a_threshold_of_its_own() -> None:
+    (row,) = judged(runs(), claim((1, TWIN), (-1, FREE))).to_dict("records")
     # The twin's threshold is .5 + .1: it crosses .2 of the way, of an octave, beyond 2e-4; the MoE at 2^.5 e-4.
     assert row["estimate"] == pytest.approx(2 * 2**0.2 / 2**0.5, rel=0.02)
 
 
-def test_verdict_waits_for_the_planned_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = judged(monkeypatch, runs(seeds=9), claim((1, PINNED), (-1, FREE))).iloc[0]
+def test_verdict_waits_for_the_planned_seeds() -> None:
+    row = judged(runs(seeds=9), claim((1, PINNED), (-1, FREE))).iloc[0]
     assert (row["verdict"], row["n"], row["p"] < 0.001) == ("open", 9, True)
 
 
-def test_reference_that_gains_nothing_leaves_a_claim_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_that_gains_nothing_leaves_a_claim_open() -> None:
     recorded = runs(LEVELS | {"off": [0.3, 0.2, 0.1]})
-    row = judged(monkeypatch, recorded, claim((1, PINNED), (-1, FREE))).iloc[0]
+    row = judged(recorded, claim((1, PINNED), (-1, FREE))).iloc[0]
     assert (row["verdict"], np.isnan(row["estimate"])) == ("open", True)
 
 
-def test_gain_is_over_the_start_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gain_is_over_the_start_of_the_run() -> None:
     at = {"learning_rate": 2e-4}
-    (row,) = judged(monkeypatch, runs(), claim((1, TWIN | at), (-1, PINNED | at), metric="gain")).to_dict("records")
+    (row,) = judged(runs(), claim((1, TWIN | at), (-1, PINNED | at), metric="gain")).to_dict("records")
     assert row["estimate"] == pytest.approx(0.2 - 0.2, abs=0.01)
 
 
-def test_measured_dial_takes_the_place_of_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_dial_takes_the_place_of_its_values() -> None:
     recorded = runs()
     kl = recorded.steps["metric"] == "rollout_kl_k3"
     # What the dial measures is its square, so ratios are too.
     recorded.steps.loc[kl, "value"] = recorded.runs["learning_rate"].reindex(recorded.steps["run"][kl]).to_numpy() ** 2
     by_value, by_kl = (claim((1, PINNED), (-1, FREE), dial=dial) for dial in (None, "rollout_kl_k3"))
-    table = judged(monkeypatch, recorded, by_value, by_kl)
+    table = judged(recorded, by_value, by_kl)
     assert table.loc[1, "estimate"] == pytest.approx(table.loc[0, "estimate"] ** 2)
 
 
 @pytest.mark.parametrize(("pinned", "verdict"), [([0.6, 0.6, 0.4], "right"), ([0.6, 0.3, 0.2], "open")])
-def test_verdict_that_does_not_repeat_is_open(
-    monkeypatch: pytest.MonkeyPatch, pinned: list[float], verdict: str
-) -> None:
+def test_verdict_that_does_not_repeat_is_open(pinned: list[float], verdict: str) -> None:
     recorded = {"cell": runs(), "cell_autoclip": runs(LEVELS | {"pinned": pinned}, seeds=3)}
-    monkeypatch.setattr(report_page, "ended", lambda _, name: {name: recorded[name]})
-    cost = claim((1, PINNED), (-1, FREE), again="_autoclip")
-    row = claims.judged([cost], Path("nowhere")).iloc[0]
+    row = judged(recorded, claim((1, PINNED), (-1, FREE), again="_autoclip")).iloc[0]
     assert (row["verdict"], row["repeated"] > 1) == (verdict, verdict == "right")
 
 
-def test_verdict_whose_repetition_has_no_number_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict_whose_repetition_has_no_number_is_open() -> None:
     recorded = {"cell": runs(), "cell_autoclip": runs(LEVELS | {"off": [0.3, 0.2, 0.1]}, seeds=3)}
-    monkeypatch.setattr(report_page, "ended", lambda _, name: {name: recorded[name]})
-    below = claim((1, PINNED), (-1, FREE), direction="below")
-    again = claim((1, PINNED), (-1, FREE), direction="below", again="_autoclip")
-    assert claims.judged([below, again], Path("nowhere"))["verdict"].tolist() == ["wrong", "open"]
+    rows = [claim((1, PINNED), (-1, FREE), direction="below", again=again) for again in (None, "_autoclip")]
+    assert judged(recorded, *rows)["verdict"].tolist() == ["wrong", "open"]
 
 
-@pytest.mark.parametrize("key", ["updates", "model.config.num_hidden_layers"])
-def test_claim_whose_sides_differ_in_more_than_it_says_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    recorded, at = runs(), {"learning_rate": 2e-4}
-    deep = recorded.runs["config"].str.replace('"num_hidden_layers": 4', '"num_hidden_layers": 8')
-    other = {"updates": recorded.runs["config"].str.replace('"updates": 3', '"updates": 4')}
-    changed = other.get(key, deep)
-    recorded.runs["config"] = changed.where(recorded.runs["routing"] == "pinned", recorded.runs["config"])
+@pytest.mark.parametrize(("key", "usual"), [("updates", 3), ("model.config.num_hidden_layers", 4)])
+def test_claim_whose_sides_differ_in_more_than_it_says_is_refused(key: str, usual: int) -> None:
+    recorded, at, name = runs(), {"learning_rate": 2e-4}, key.rpartition(".")[2]
+    doubled = recorded.runs["config"].str.replace(f'"{name}": {usual}', f'"{name}": {2 * usual}')
+    recorded.runs["config"] = doubled.where(recorded.runs["routing"] == "pinned", recorded.runs["config"])
     with pytest.raises(UserError, match=f"also differ in {key}"):
-        judged(monkeypatch, recorded, claim((1, PINNED | at), (-1, FREE | at), metric="accuracy"))
+        judged(recorded, claim((1, PINNED | at), (-1, FREE | at), metric="accuracy"))
     if key != "updates":  # said, it is compared
         said = [side | at | {key: layers} for side, layers in ((PINNED, 8), (FREE, 4))]
-        row = judged(monkeypatch, recorded, claim((1, said[0]), (-1, said[1]), metric="accuracy")).iloc[0]
+        row = judged(recorded, claim((1, said[0]), (-1, said[1]), metric="accuracy")).iloc[0]
         assert row["estimate"] == pytest.approx(0.2, abs=0.01)
 
 
 @pytest.mark.parametrize(
-    ("words", "estimate", "verdict"),
+    ("threshold", "direction", "verdict"),
     [
-        ({"threshold": 0.1}, 0.2, "right"),
-        ({"threshold": 0.3}, 0.2, "wrong"),
-        ({"threshold": 0.2}, 0.2, "open"),
-        ({"threshold": 0.03, "direction": "equal"}, 0.2, "wrong"),
-        ({"threshold": 0.3, "direction": "equal"}, 0.2, "right"),
+        (0.1, "above", "right"),
+        (0.3, "above", "wrong"),
+        (0.2, "above", "open"),
+        (0.03, "equal", "wrong"),
+        (0.3, "equal", "right"),
     ],
 )
-def test_differences_and_equivalence(
-    monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], estimate: float, verdict: str
-) -> None:
-    at = {"learning_rate": 2e-4}
-    row = judged(monkeypatch, runs(), claim((1, PINNED | at), (-1, FREE | at), metric="accuracy", **words)).iloc[0]
-    assert row["estimate"] == pytest.approx(estimate, abs=0.01)
-    assert row["verdict"] == verdict
+def test_differences_and_equivalence(threshold: float, direction: str, verdict: str) -> None:
+    sides = [(weight, side | {"learning_rate": 2e-4}) for weight, side in ((1, PINNED), (-1, FREE))]
+    its = claim(*sides, metric="accuracy", threshold=threshold, direction=direction)
+    row = judged(runs(), its).iloc[0]
+    assert (row["estimate"], row["verdict"]) == (pytest.approx(0.2, abs=0.01), verdict)
 
 
-def test_columns_of_a_run_and_their_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_of_a_run_and_their_growth() -> None:
     at = FREE | {"learning_rate": 2e-4}
-    mean, growth = (
-        claim((1, at), metric=each, threshold=0.15) for each in ("rollout_kl_k3", "growth of rollout_kl_k3")
-    )
-    table = judged(monkeypatch, runs(), mean, growth)
-    assert table["estimate"].tolist() == pytest.approx([0.2, 0.2], abs=0.01)
+    rows = [claim((1, at), metric=f"{of}rollout_kl_k3", threshold=0.15) for of in ("", "growth of ")]
+    assert judged(runs(), *rows)["estimate"].tolist() == pytest.approx([0.2, 0.2], abs=0.01)
 
 
-def test_interval_is_students_for_a_paired_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_is_students_for_a_paired_difference() -> None:
     at, recorded = {"learning_rate": 1e-4}, runs(noise=0.05)
-    row = judged(monkeypatch, recorded, claim((1, PINNED | at), (-1, FREE | at), metric="accuracy")).iloc[0]
-    own = (
-        recorded.runs.query("learning_rate == 1e-4")
-        .set_index(["routing", "model", "seed"])["eval_accuracy"]
-        .sort_index()
-    )
+    row = judged(recorded, claim((1, PINNED | at), (-1, FREE | at), metric="accuracy")).iloc[0]
+    runs_of = recorded.runs.query("learning_rate == 1e-4").set_index(["routing", "model", "seed"]).sort_index()
+    own = runs_of["eval_accuracy"]
     apart = own["pinned", "micro"] - own["off", "micro"]
     half = 2.2622 * apart.std(ddof=1) / 10**0.5
     assert row["high"] - row["low"] == pytest.approx(2 * half, rel=0.03)
@@ -199,11 +182,9 @@ def test_interval_is_students_for_a_paired_difference(monkeypatch: pytest.Monkey
         (FREE | {"learning_rate": 1e-4}, "nonsense", "no column nonsense"),
     ],
 )
-def test_claim_without_its_runs_is_refused(
-    monkeypatch: pytest.MonkeyPatch, side: dict[str, Any], metric: str, why: str
-) -> None:
+def test_claim_without_its_runs_is_refused(side: dict[str, Any], metric: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
-        judged(monkeypatch, runs(), claim((1, side), metric=metric))
+        judged(runs(), claim((1, side), metric=metric))
 
 
 def test_command_writes_verdicts_and_names_a_file_without_claims(

@@ -1,6 +1,7 @@
 """Figures from long tables made by hand with known numbers: lines, labels and values, not only that a file appears."""
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,9 @@ def test_reward_is_drawn_over_the_sampled_tokens() -> None:
 
 
 def test_differences_are_at_equal_compute_where_curves_are_over_compute() -> None:
-    def tokens(arm: dict[str, float], seed: int) -> float:
-        return 100.0 if arm["algorithm"] == "grpo" else 200.0  # GSPO's responses are twice as long
-
-    def of_step(arm: dict[str, float], seed: int) -> float:
-        return 0.1 * arm["step"]
-
-    values = {"reward": of_step, "eval_accuracy": of_step, "tokens_sampled": tokens}
+    values = dict.fromkeys(("reward", "eval_accuracy"), lambda arm, seed: 0.1 * arm["step"])
+    # GSPO's responses are twice as long.
+    values["tokens_sampled"] = lambda arm, seed: 100.0 if arm["algorithm"] == "grpo" else 200.0
     figure = curves.reward_compute(long_table(values, COMPARED, seeds=1, steps=4))
     assert "Δ at equal sampled tokens" in said(figure)
     assert [axis.get_xlabel() for axis in figure.axes] == ["sampled tokens"] * 3
@@ -57,10 +54,8 @@ def test_differences_are_at_equal_compute_where_curves_are_over_compute() -> Non
 
 
 def test_curves_are_smoothed_over_a_tenth_of_their_steps_at_most() -> None:
-    def of_step(arm: dict[str, float], seed: int) -> float:
-        return float(arm["step"])
-
-    figure = curves.replay(long_table({"reward": of_step, "token_ratio_variance": of_step}, COMPARED, steps=30))
+    values = dict.fromkeys(("reward", "token_ratio_variance"), lambda arm, seed: float(arm["step"]))
+    figure = curves.replay(long_table(values, COMPARED, steps=30))
     drawn = figure.numbers.query("panel == 'training reward' and series == 'grpo'")["mean"].tolist()
     assert drawn[:4] == [1.0, 1.5, 2.0, 3.0]
     assert "smoothed over 3 steps" in said(figure)
@@ -127,9 +122,8 @@ def test_captions_set_a_difference_beside_the_papers() -> None:
         *(curves.ACCURACY, "end", {"routing": ("r2", "off")}, "0"),
         algorithm="grpo",
     )
-    assert (
-        "grpo r2 − off (the paper: 0): down 0.2, n = 3, not told from 0" in replay
-    )  # equal differences have no interval
+    # Equal differences have no interval.
+    assert "grpo r2 − off (the paper: 0): down 0.2, n = 3, not told from 0" in replay
 
 
 def test_a_metric_that_no_run_recorded_has_no_panel() -> None:
@@ -186,17 +180,14 @@ def test_distributions_are_shares_of_all_counts() -> None:
 def test_drift_is_drawn_against_each_varying_axis() -> None:
     grid = arms(updates_per_rollout=[2, 4, 8], learning_rate=[1e-4, 2e-4, 4e-4], moe_layers=[2, 4, 8])
     grid = [each | {"minibatch_prompts": 4} for each in grid]  # type: ignore[operator]
-
-    def rate(arm: dict[str, float], seed: int) -> float:
-        return arm["updates_per_rollout"] * arm["learning_rate"] * arm["moe_layers"]
-
-    figure = routing.drift(long_table({"expert_change_rate": rate}, grid))
+    product = {"expert_change_rate": lambda arm, seed: math.prod(arm[axis] for axis in routing.AXES)}
+    figure = routing.drift(long_table(product, grid))
     assert [axis.get_xlabel() for axis in figure.axes] == ["updates per rollout", "learning rate", "MoE layers"]
     np.testing.assert_allclose(shown(figure, 0)["1e-4 learning rate"], [8e-4, 16e-4, 32e-4])  # at 4 layers
     np.testing.assert_allclose(shown(figure, 1)["8 MoE layers"], [32e-4, 64e-4, 128e-4])  # at 4 updates
     np.testing.assert_allclose(shown(figure, 2)["2 updates per rollout"], [8e-4, 16e-4, 32e-4])  # at 2e-4
     assert "Mini-batch fixed at 4 prompts" in said(figure)
-    alone = long_table({"expert_change_rate": rate}, [each for each in grid if each["moe_layers"] == 4])
+    alone = long_table(product, [each for each in grid if each["moe_layers"] == 4])
     assert len(routing.drift(alone).axes) == 2
 
 
@@ -204,11 +195,8 @@ DOSES = arms(algorithm=["grpo", "gspo"], routing=["off", "r3"], engine=["router_
 
 
 def test_dose_response_averages_over_seeds_at_each_strength() -> None:
-    def final(arm: dict[str, float], seed: int) -> float:
-        return 0.8 - 0.1 * arm["strength"] + 0.01 * seed + 0.1 * (arm["routing"] == "r3")
-
     values = {
-        "reward": final,
+        "reward": lambda arm, seed: 0.8 - 0.1 * arm["strength"] + 0.01 * seed + 0.1 * (arm["routing"] == "r3"),
         "rollout_kl_k3": lambda arm, seed: 10.0 ** (arm["strength"] + seed),
         "token_ratio_variance": lambda arm, seed: 1e-3,
     }
@@ -228,10 +216,8 @@ def test_dose_response_averages_over_seeds_at_each_strength() -> None:
 
 
 def test_dose_response_below_ten_seeds_shows_each_seed() -> None:
-    def final(arm: dict[str, float], seed: int) -> float:
-        return 0.5 + 0.1 * seed + 0.01 * (seed + 1) * (arm["algorithm"] == "gspo")
-
-    figure = points.dose_response(long_table({"reward": final}, DOSES, seeds=2))
+    values = {"reward": lambda arm, seed: 0.5 + 0.1 * seed + 0.01 * (seed + 1) * (arm["algorithm"] == "gspo")}
+    figure = points.dose_response(long_table(values, DOSES, seeds=2))
     assert not figure.axes[0].collections
     numbers = figure.numbers.groupby(["panel", "series"])["mean"].first()
     np.testing.assert_allclose(numbers["final reward", "gspo routing=r3, seed 1"], 0.62)
@@ -242,11 +228,10 @@ def test_dose_response_below_ten_seeds_shows_each_seed() -> None:
 
 @pytest.mark.parametrize("draw", [curves.replay, curves.reward_compute])
 def test_curves_below_ten_seeds_show_each_seed_without_a_band(draw: Any) -> None:
-    def value(arm: dict[str, float], seed: int) -> float:
-        return 0.3 + 0.1 * seed + 0.02 * (seed + 1) * (arm["algorithm"] == "gspo")
-
     metrics = ("reward", "eval_accuracy", "token_ratio_variance", "tokens_sampled")
-    few = draw(long_table(dict.fromkeys(metrics, value), COMPARED))
+    gains = {"grpo": 0.0, "gspo": 0.02}
+    value = dict.fromkeys(metrics, lambda arm, seed: 0.3 + 0.1 * seed + (seed + 1) * gains[arm["algorithm"]])
+    few = draw(long_table(value, COMPARED))
     assert all(not axis.collections for axis in few.axes)
     label = few.axes[0].get_ylabel()
     thin = [line for line in few.axes[0].lines if line.get_linewidth() < 1]
@@ -305,8 +290,6 @@ def test_staleness_below_ten_seeds_is_compared_at_equal_updates() -> None:
 
 # Looks
 
-_CONFUSED = ("topr", "minirl", "vespo")
-
 
 def test_user_algorithm_never_has_grpos_colour() -> None:
     of_users = {colours.of_algorithm(f"mine{number}").colour for number in range(200)}
@@ -326,7 +309,7 @@ def test_every_shipped_algorithm_has_a_unique_look() -> None:
     ]
     of_lines = colours.of_lines(pd.DataFrame(rows, columns=["arm", "algorithm"])).values()
     assert len(set(of_lines)) == len(rows)
-    assert len({(each.colour, each.marker) for each in (colours.of_algorithm(name) for name in _CONFUSED)}) == 3
+    assert len({(each.colour, each.marker) for each in map(colours.of_algorithm, ("topr", "minirl", "vespo"))}) == 3
     assert all(colours.of_algorithm(f"mine{number}") not in of_lines for number in range(100))
     values = {"reward": reward, "token_ratio_variance": reward}
     for others in (["cispo", "gspo"], ["gspo", "reinforce", "vespo"]):

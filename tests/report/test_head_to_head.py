@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
+from small_figures import curve_table
 
 from steadymoe.bench.report import tables, write
 
@@ -12,13 +13,8 @@ FAST = [0.8 + 0.01 * seed for seed in SEEDS]
 
 def steps_of(levels: dict[str, list[float]], first: float | None = None) -> pd.DataFrame:
     """Five steps at the level of each seed, after a first one of its own if there is one."""
-    rows = [
-        {"arm": arm, "seed": seed, "step": step, "metric": "reward", "value": value}
-        for arm, by in levels.items()
-        for seed in SEEDS
-        for step, value in enumerate([by[seed] if first is None else first, *[by[seed]] * 5])
-    ]
-    return pd.DataFrame(rows)
+    curves = {arm: [[level if first is None else first, *[level] * 5] for level in by] for arm, by in levels.items()}
+    return curve_table(curves).assign(step=lambda table: table["step"] - 1)
 
 
 def evaluations(answers: dict[str, list[float]]) -> pd.DataFrame:

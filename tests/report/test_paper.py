@@ -140,24 +140,3 @@ def test_overview_stacks_its_panels_on_a_narrow_screen(folder: Path, monkeypatch
     boxes = [axis.get_window_extent() for axis in figure.axes]
     assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))
     assert faults(figure) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--columns", "3"], "argument --columns: invalid choice: 3"),
-        (["--names", "grpo"], "--names takes grpo=GRPO,gspo=GSPO, each name once; got 'grpo'"),
-        (["--names", "grpo="], "--names takes"),
-        (["--names", "grpx=G"], "there is no loss or arm 'grpx'; choose from grpo, gspo, reinforce"),
-        (["--names", "grpo=X,gspo=X"], "grpo and gspo would both be 'X'"),
-        (["--list", "--columns", "1"], "--columns cannot be combined with --list"),
-        (["--keep", "kept", "--names", ""], "--names cannot be combined with --keep"),
-    ],
-)
-def test_invalid_option_fails_in_one_line_and_writes_nothing(
-    words: list[str], said: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
-) -> None:
-    monkeypatch.chdir(recorded)
-    before = sorted(recorded.iterdir())
-    assert said in refused("report", "--results", str(recorded), *words)
-    assert sorted(recorded.iterdir()) == before

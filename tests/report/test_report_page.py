@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from fixtures import RECORDED, on_path, tutorial, write_all
+from fixtures import RECORDED, edit, on_path, tutorial, write_all
+from small_figures import curve_table
 from small_runs import finished
 
 from steadymoe.bench.report import figures, folders, report_page, tables, write
@@ -30,17 +31,8 @@ def data() -> Results:
     return Results.load(RECORDED, "small")
 
 
-@pytest.fixture(scope="module")
-def runs(data: Results) -> pd.DataFrame:
-    return data.runs
-
-
-@pytest.fixture(scope="module")
-def steps(data: Results) -> pd.DataFrame:
-    return data.joined["steps"]
-
-
-def test_the_long_table_holds_every_recorded_number_once(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+def test_the_long_table_holds_every_recorded_number_once(data: Results) -> None:
+    runs, steps = data.runs, data.joined["steps"]
     assert len(runs) == 9
     assert set(steps["arm"]) == {"grpo", "gspo", "reinforce"}
     keys = ["arm", "seed", "step", "metric"]
@@ -81,29 +73,21 @@ def test_paths_and_hashes_are_short_in_the_names_of_arms() -> None:
     assert folders.name_arms(frame, axes, [{}, {}]) == ["grpo path=01234567", "grpo path=fedcba98"]
 
 
-def curve_table(values: dict[int, list[float]], metric: str = "reward") -> pd.DataFrame:
-    rows = [
-        {"arm": "a", "seed": seed, "step": step, "metric": metric, "value": value}
-        for seed, curve in values.items()
-        for step, value in enumerate(curve, start=1)
-    ]
-    return pd.DataFrame(rows)
-
-
 def test_curves_are_smoothed_within_seeds_and_averaged_over_them() -> None:
-    table = curve_table({0: [0.0, 1.0, 2.0], 1: [2.0, 3.0, 4.0], 2: [4.0, 5.0]})
+    table = curve_table({"a": [[0.0, 1.0, 2.0], [2.0, 3.0, 4.0], [4.0, 5.0]]})
     plain = estimates.curves(table, "reward")
     assert plain["mean"].tolist() == [2.0, 3.0, 3.0]
     assert plain["n"].tolist() == [3, 3, 2]  # one seed ended early
     assert plain["low"].isna().tolist() == [False, False, True]
     smooth = estimates.curves(table, "reward", window=2)
     assert smooth["mean"].tolist() == [2.0, 2.5, 2.5]
-    geometric = estimates.curves(curve_table({0: [1e-4], 1: [1e-2], 2: [1e-3]}), "reward", log=True)
+    geometric = estimates.curves(curve_table({"a": [[1e-4], [1e-2], [1e-3]]}), "reward", log=True)
     np.testing.assert_allclose(geometric["mean"], 1e-3)
     assert geometric["low"].item() > 0
 
 
-def test_summary_matches_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+def test_summary_matches_the_runs(data: Results) -> None:
+    runs, steps = data.runs, data.joined["steps"]
     summary = tables.summary(steps, runs).set_index("arm")
     assert summary["n"].tolist() == [3, 3, 3]
     assert summary["collapsed"].isna().all()  # 24 gradient updates are too few to say
@@ -123,21 +107,19 @@ def test_summary_matches_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> No
 DRAWN = ["overview", "fig01", "fig02"]  # what runs of three algorithms have the data for
 
 
-def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
-    accuracy = steps[steps["metric"] == "eval_accuracy"]
+def test_held_out_curves_start_at_the_cold_start(data: Results) -> None:
+    accuracy = data.joined["steps"].query("metric == 'eval_accuracy'")
     assert (accuracy.groupby(["arm", "seed"])["step"].min() == 0).all()
-    first = runs.iloc[0]
+    first = data.runs.iloc[0]
     evaluations = record.read_table(Path(first["folder"]), "evaluations")
     ours = accuracy[(accuracy["arm"] == first["arm"]) & (accuracy["seed"] == first["seed"]) & (accuracy["step"] == 0)]
     np.testing.assert_allclose(ours["value"], evaluations.loc[evaluations["step"] == 0, "score"].mean())
-    figure = FIGURES["fig01"].figure(Results.load(RECORDED, "small"))
-    held_out = figure.numbers[figure.numbers["panel"] == "held-out accuracy"]
+    held_out = FIGURES["fig01"].figure(data).numbers.query("panel == 'held-out accuracy'")
     assert (held_out.groupby("series")["x"].min() == 0).all()  # nothing is spent before the first step
 
 
-def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: Results) -> None:
-    counts = data.joined["histograms"]
-    first = runs.iloc[0]
+def test_histograms_are_sums_over_the_steps_of_a_run(data: Results) -> None:
+    counts, first = data.joined["histograms"], data.runs.iloc[0]
     recorded = record.read_table(Path(first["folder"]), "steps")["token_ratio_histogram"]
     ours = counts[(counts["arm"] == first["arm"]) & (counts["seed"] == first["seed"])]
     chosen = ours[ours["metric"] == "token_ratio_histogram"].sort_values("bin")
@@ -147,11 +129,12 @@ def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: R
 
 
 class Page(HTMLParser):
-    """Collects what a page shows, what of it is not folded, and what it would fetch."""
+    """What the page of a results folder shows, what of it is not folded, and what it would fetch."""
 
-    def __init__(self) -> None:
+    def __init__(self, results: Path) -> None:
         super().__init__()
         self.text, self.sources, self.tags, self.folds = "", [], [], 0
+        self.feed((results / "report.html").read_text())
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -178,8 +161,7 @@ def test_report_is_built_from_recorded_runs(recorded: Path) -> None:
     assert "fig18" not in lacking
     assert [line.split()[0] for line in made.missing] == lacking
     assert "fig10 drift lacks ended runs of drift: steadymoe run experiment=drift" in made.missing
-    page = Page()
-    page.feed((recorded / "report.html").read_text())
+    page = Page(recorded)
     assert page.sources
     assert all(source.startswith("data:") for source in page.sources)  # self-contained
     numbers = pd.read_csv(recorded / "tables" / "small-summary.csv")
@@ -217,8 +199,7 @@ def test_a_sweep_over_a_dial_leads_with_what_losses_tolerate(tmp_path: Path, mon
     shutil.copytree(source, tmp_path / "data" / "tolerance_decay")
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"], FIGURES["fig17"]])
     report_page.make(tmp_path, "tolerance_decay", ["svg"])
-    page = Page()
-    page.feed((tmp_path / "report.html").read_text())
+    page = Page(tmp_path)
     assert page.text.partition("Tolerated learning rate: ")[2].startswith("gspo has the highest, > ")
     assert 0 < page.text.index("fig17: Tolerance") < page.text.index("overview: ")
     assert (tmp_path / "report.html").read_text().count("<picture>") == 1
@@ -228,8 +209,7 @@ def test_a_sweep_over_a_dial_leads_with_what_losses_tolerate(tmp_path: Path, mon
 def test_arms_can_be_selected_by_name_or_algorithm(recorded: Path) -> None:
     report_page.make(recorded, "small", ["svg"], ["gspo", "grpo"])
     assert pd.read_csv(recorded / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
-    page = Page()
-    page.feed((recorded / "report.html").read_text())
+    page = Page(recorded)
     assert "Only the arms gspo, grpo." in page.text
     assert "reinforce" not in page.text.partition("Figures without data")[0]
     with pytest.raises(UserError, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
@@ -277,11 +257,7 @@ def test_unfinished_runs_are_listed_but_not_counted(recorded: Path) -> None:
 
 def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
     """The tables of runs of constant reward, from arm → the reward of each seed; the arm ``lost`` collapses."""
-    parts = [
-        curve_table({seed: [value] * 40 for seed, value in enumerate(values)}).assign(arm=arm)
-        for arm, values in rewards.items()
-    ]
-    steps = pd.concat(parts, ignore_index=True)
+    steps = curve_table({arm: [[value] * 40 for value in values] for arm, values in rewards.items()})
     runs = steps[["arm", "seed"]].drop_duplicates().assign(status="finished", judged_until=30, falling_since=np.nan)
     runs["collapsed_step"] = [3.0 if arm == "lost" else np.nan for arm in runs["arm"]]
     answers = pd.DataFrame(columns=["arm", "seed", "prompt", "score"])
@@ -290,7 +266,7 @@ def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
 
 
 def test_summary_counts_collapses_and_has_their_median_step() -> None:
-    steps = pd.concat([curve_table({seed: [0.5] * 40 for seed in range(4)}).assign(arm=arm) for arm in "ab"])
+    steps = curve_table({arm: [[0.5] * 40] * 4 for arm in "ab"})
     runs = steps[["arm", "seed"]].drop_duplicates().assign(judged_until=31, falling_since=np.nan)
     runs["collapsed_step"] = [10, 20, np.nan, np.nan, *[np.nan] * 4]
     runs.loc[runs["seed"] == 2, "falling_since"] = 35.0
@@ -321,11 +297,8 @@ def test_headline_names_arms_that_end_below_their_start() -> None:
     """Those below their start on every seed, decoded greedily; sampled accuracy says nothing about that."""
 
     def steps_of(**ends: list[float]) -> pd.DataFrame:
-        parts = [
-            curve_table({seed: [0.5, end] for seed, end in enumerate(values)}, "eval_greedy").assign(arm=arm)
-            for arm, values in ends.items()
-        ]
-        return pd.concat(parts).assign(learning_rate=4e-4)
+        curves = {arm: [[0.5, end] for end in values] for arm, values in ends.items()}
+        return curve_table(curves, "eval_greedy").assign(learning_rate=4e-4)
 
     steps = steps_of(lost=[0.1, 0.3], mixed=[0.1, 0.6], level=[0.5, 0.5], once=[0.1])
     (said,) = tables.knowledge_lost(steps)
@@ -344,13 +317,12 @@ def test_best_rate_of_each_arm_is_named_and_an_end_of_the_grid_is_said() -> None
         "once": {4e-4: [0.9, 0.9]},
     }
     parts = [
-        curve_table({seed: [1.0, end] for seed, end in enumerate(values)}, "eval_accuracy").assign(
-            arm=f"{arm} learning_rate={rate:g}", learning_rate=rate
-        )
+        curve_table({f"{arm} learning_rate={rate:g}": [[1.0, end] for end in values]}, "eval_accuracy")
         for arm, levels in ends.items()
         for rate, values in levels.items()
     ]
     steps = pd.concat(parts)
+    steps["learning_rate"] = steps["arm"].str.rpartition("=")[2].astype(float)
     (said,) = tables.best_rates(steps)
     best = "grpo 0.0002, gspo routing=r2 0.0004 (the highest of its grid: extend it), rloo 0.0002 (the lowest of its"
     assert said.startswith(f"Best learning rate by mean held-out accuracy at the end: {best}")
@@ -378,10 +350,6 @@ def test_headline_counts_arms_if_too_many_to_name() -> None:
     shown = shown_of(a=level["a"], **low)
     shown["summary"][0]["collapsed"] = [0, 3, 3, 3, 2, 1, 0]
     assert "Collapsed: 5 arms, 12 of 49 runs." in " ".join(tables.sentences(shown))
-
-
-def edit(path: Path, **facts: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
 def lose(results: Path, step: int) -> pd.DataFrame:
@@ -437,23 +405,22 @@ def test_terminal_table_has_five_columns_and_fits_100_characters() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
-def test_export_holds_every_number_exactly_once(tmp_path: Path, runs: pd.DataFrame, suffix: str) -> None:
-    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    path = report_page.export(tmp_path, None, suffix)
+def test_export_holds_every_number_exactly_once(recorded: Path, data: Results, suffix: str) -> None:
+    path = report_page.export(recorded, None, suffix)
     found = pd.read_parquet(path) if suffix == "parquet" else pd.read_csv(path)
     assert list(found)[-4:] == ["step", "update", "metric", "value"]
     assert not found.duplicated(["arm", "seed", "step", "update", "metric"]).any()
-    for run in runs.to_dict("records"):
+    for run in data.runs.to_dict("records"):
         ours = found[(found["arm"] == run["arm"]) & (found["seed"] == run["seed"])]
         updates = record.read_table(Path(run["folder"]), "updates").set_index(["step", "update"])
-        updates = updates["token_ratio_variance"]
         of_updates = ours[(ours["metric"] == "token_ratio_variance") & ours["update"].notna()]
-        np.testing.assert_allclose(of_updates.set_index(["step", "update"])["value"], updates, rtol=1e-12)
+        of_updates = of_updates.set_index(["step", "update"])["value"]
+        np.testing.assert_allclose(of_updates, updates["token_ratio_variance"], rtol=1e-12)
         of_steps = ours[(ours["metric"] == "reward") & ours["update"].isna()]
-        recorded = record.read_table(Path(run["folder"]), "steps")["reward"]
-        np.testing.assert_allclose(of_steps["value"], recorded, rtol=1e-12)
+        rewards = record.read_table(Path(run["folder"]), "steps")["reward"]
+        np.testing.assert_allclose(of_steps["value"], rewards, rtol=1e-12)
     with pytest.raises(report_page.NothingToReport):
-        report_page.export(tmp_path, "none", suffix)
+        report_page.export(recorded, "none", suffix)
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -507,15 +474,14 @@ def test_an_moe_stands_beside_its_dense_twin_in_one_report(tmp_path: Path) -> No
 
 
 def test_a_figure_that_cannot_be_drawn_is_named_and_costs_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(recorded: object) -> None:
+    def fails(_: object) -> None:
         raise ValueError("Number of rows must be a positive integer, not 0")
 
-    shutil.copytree(RECORDED, tmp_path / "results")
-    whole = report_page.make(tmp_path / "results", "small", ["svg"]).files
+    whole = report_page.make(recorded, "small", ["svg"]).files
     monkeypatch.setitem(FIGURES, "fig01", replace(FIGURES["fig01"], draw=fails))
-    made = report_page.make(tmp_path / "results", "small", ["svg"]).files
+    made = report_page.make(recorded, "small", ["svg"]).files
     assert [path for path in whole if path not in made] == [path for path in whole if "fig01" in path.name]
-    page = (tmp_path / "results" / "report.html").read_text()
+    page = (recorded / "report.html").read_text()
     assert "could not be drawn: ValueError: Number of rows must be a positive integer, not 0" in page

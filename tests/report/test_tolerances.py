@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from small_figures import results_of
+from small_figures import USUAL, results_of
 
 from steadymoe.bench.report import tolerances
 from steadymoe.bench.report.figures import find, tolerance
@@ -11,12 +11,9 @@ from steadymoe.bench.report.tables import for_terminal
 from steadymoe.bench.statistics.tolerance import SHARE, Tolerance, of_arm
 
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+(FIGURE,) = find(["tolerance"])
 OCTAVES = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
-FIXED = {
-    **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "off"},
-    **{"optimizer": "adamw"},
-    **{"moe_layers": 4, "experts": 32, "minibatch_prompts": 4, "responses": 8},
-}
+FIXED = USUAL | {"model": "flat", "task": "sort", "axes": "", "learning_rate": 2e-4, "updates_per_rollout": 16}
 
 
 def sweep(
@@ -24,12 +21,11 @@ def sweep(
 ) -> pd.DataFrame:
     """A level of 0.8 that falls by 0.3 an octave of the dial, from 2e-4 (or the second value) times 2 ** OCTAVES on."""
     generator, rows = np.random.default_rng(0), []
-    settings = {"learning_rate": 2e-4, "updates_per_rollout": 16, "strength": 0.0, "engine": "exact"}
     for algorithm, octaves in OCTAVES.items():
         for value in values:
             fall = max(0.0, np.log2(max(value, 1e-9) / values[1]) - octaves) if values[0] > 0 else 3 * value
             for seed in range(seeds):
-                run = FIXED | settings | {"algorithm": algorithm, dial: value, "seed": seed} | more
+                run = FIXED | {"algorithm": algorithm, dial: value, "seed": seed} | more
                 run["arm"] = f"{algorithm} {dial}={value}"
                 level = 0.8 - 0.3 * fall + 0.01 * generator.standard_normal()
                 measured = {("eval_accuracy", 0): 0.4, ("eval_accuracy", 30): level, ("reward", 30): level}
@@ -98,10 +94,8 @@ def test_gap_closed_is_what_a_loss_does_not_pay_of_the_references_cost() -> None
     replayed = replayed[replayed["routing"] == "pinned"].assign(routing="r2")
     replayed["arm"] = replayed["arm"].str.replace("pinned", "r2")
     raw = tolerances.table(pd.concat([steps, replayed])).set_index("loss")["gap closed"]
-    assert (float(raw["grpo routing=r2"].split()[0]), raw["grpo routing=r2"][-3:]) == (
-        pytest.approx(0.5, abs=0.05),
-        "raw",
-    )
+    share, *_, word = raw["grpo routing=r2"].split()
+    assert (float(share), word) == (pytest.approx(0.5, abs=0.05), "raw")
     corrected = replayed.assign(routing="off", correction="tis", arm=replayed["arm"].str.replace("routing=r2", "tis"))
     assert "gap closed" not in tolerances.table(pd.concat([steps, corrected])), "it means something with pinned routes"
     nothing = tolerances.table(with_pinned({"grpo": 0.0, "gspo": 0.5})).set_index("loss")["gap closed"]
@@ -182,10 +176,9 @@ def test_missing_data_is_named() -> None:
 
 
 def test_the_figure_notes_curves_and_crossings() -> None:
-    (spec,) = find(["tolerance"])
     runs = sweep()
-    assert spec.lacks(results_of(runs)) is None
-    figure = spec.figure(results_of(runs))
+    assert FIGURE.lacks(results_of(runs)) is None
+    figure = FIGURE.figure(results_of(runs))
     assert len({axis.get_ylim() for axis in figure.axes}) == 1, "sampled and greedy are compared by height"
     numbers = figure.numbers
     curve = numbers[(numbers["series"] == "gspo") & (numbers["panel"] == "held-out accuracy")]
@@ -199,8 +192,7 @@ def test_the_figure_notes_curves_and_crossings() -> None:
 def test_legend_names_an_arm_that_the_first_panel_lacks() -> None:
     pinned = sweep(routing="pinned")
     pinned["arm"] += " routing=pinned"
-    (spec,) = find(["tolerance"])
-    figure = spec.figure(results_of(pd.concat([sweep(model="dense_flat"), sweep(), pinned])))
+    figure = FIGURE.figure(results_of(pd.concat([sweep(model="dense_flat"), sweep(), pinned])))
     shown = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
     assert {"grpo", "grpo routing=pinned", "gspo routing=pinned"} <= {text.lower().replace("\n", " ") for text in shown}
 
@@ -244,9 +236,8 @@ def test_best_value_is_of_the_seeds_that_ran_everywhere() -> None:
 
 
 def test_numbers_of_the_figure_name_their_setting() -> None:
-    (spec,) = find(["tolerance"])
     both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
-    numbers = spec.figure(results_of(both)).numbers
+    numbers = FIGURE.figure(results_of(both)).numbers
     assert not numbers.duplicated(["panel", "series", "x"]).any()
 
 

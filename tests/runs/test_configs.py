@@ -11,22 +11,11 @@ from omegaconf import OmegaConf
 from steadymoe import algorithms, conf
 from steadymoe.bench.runs import compose, execute, overrides, record, validate
 
-SHORT = [
-    "minibatch_prompts=4",
-    "rollout.responses=3",  # the fewest that every advantage takes
-    "updates_per_rollout=2",
-    "updates=4",
-    "evaluation.every=2",
-    "seed=0",
-    "evaluation.prompts=4",
-    "evaluation.pass_k=0",
-    "probe.responses=2",
-    "cold_start.accuracy_low=0",
-    "cold_start.accuracy_high=1",
-    "cold_start.check_every=1",
-    "cold_start.check_prompts=4",
-    "cold_start.batch_size=4",
-]
+SHORT = ["minibatch_prompts=4", "updates_per_rollout=2", "updates=4", "evaluation.every=2", "seed=0"]
+SHORT += ["evaluation.prompts=4", "evaluation.pass_k=0", "probe.responses=2"]
+SHORT += ["rollout.responses=3"]  # the fewest that every advantage takes
+SHORT += [f"cold_start.{word}" for word in ("accuracy_low=0", "accuracy_high=1", "batch_size=4")]
+SHORT += [f"cold_start.{word}" for word in ("check_every=1", "check_prompts=4")]
 
 
 def with_needed(name: str) -> list[str]:
@@ -102,12 +91,9 @@ def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> 
     execute.execute(made)
     updates = record.read_table(made.folder, "updates")
     empty = {name for name in updates if updates[name].isna().all()}
-    routing = {
-        name
-        for name in updates
-        if name.startswith(("expert_", "router_", "log_ratio_", "relative_", "routing_", "replay_", "route_"))
-    }
-    routing |= {"token_any_layer_change_rate", "top1_change_rate"}
+    kinds = ("expert_", "router_", "log_ratio_", "routing_", "replay_", "route_")
+    routing = {name for name in updates if name.startswith(kinds)}
+    routing |= {"token_any_layer_change_rate", "top1_change_rate", "relative_step_routers"}
     assert empty == routing | {"correction_weight", "correction_rejected", "loss_number"}
     assert record.read_table(made.folder, "layers").empty
 
@@ -142,9 +128,8 @@ def test_hydra_section_matches_hydras_composition() -> None:
         ours, theirs = overrides.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
         assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"
         for part in ("launcher", "sweeper", "sweep", "runtime"):
-            assert OmegaConf.to_container(ours[part], resolve=True) == OmegaConf.to_container(
-                theirs[part], resolve=True
-            )
+            one, other = (OmegaConf.to_container(each[part], resolve=True) for each in (ours, theirs))
+            assert one == other
 
 
 @pytest.mark.parametrize("name", conf.names("experiment"))

@@ -197,25 +197,22 @@ def test_a_kept_checkpoint_with_a_flipped_bit_is_not_used(tmp_path: Path) -> Non
     assert checkpoint.step_of(path) is None
 
 
+def refuses(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
 def test_status_of_an_unlockable_folder_comes_from_its_run_json(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = moved(finished, tmp_path)
     edited(status="running")(folder)
     assert run_folder.read_state(folder).status == "interrupted"
-
-    def refuses(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
     monkeypatch.setattr(run_folder.FileLock, "acquire", refuses)
     assert run_folder.read_state(folder).status == "running"
 
 
 def test_run_json_without_permission_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(_: Path) -> None:  # root may read anything
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(files, "read_json", refuses)
+    monkeypatch.setattr(files, "read_json", refuses)  # root may read anything
     assert "Permission denied" in str(run_folder.read_state(tmp_path).damage)
 
 

@@ -327,11 +327,8 @@ def test_interrupted_cold_start_resumes_to_the_same_bytes(
     config = planned(tmp_path, *words, "cold_start.batch_size=4").config
     task = instantiate(config.task)
 
-    def fresh() -> Any:
-        return build.build(config.model["config"], task.tokenizer, 0, "cpu")
-
     def made_in(folder: Path, stop_at: int | None = None) -> tuple[Any, list[int]]:
-        model, seen = fresh(), []
+        model, seen = build.build(config.model["config"], task.tokenizer, 0, "cpu"), []
 
         def on_check(update: int, accuracy: float, left: float) -> None:
             seen.append(update)

@@ -56,10 +56,7 @@ class Fussy(Silent):
     def __post_init__(self) -> None:
         {}["width"]
 '''
-OTHER = {"updates": 4, "cold_start.check_every": 1, "evaluation.every": 4, "results_dir": "results"}
-TWO_STEPS = [word for word in SMALL if word.partition("=")[0] not in OTHER] + [f"{k}={v}" for k, v in OTHER.items()]
-
-
+TWO_STEPS = [*SMALL, "updates=4", "cold_start.check_every=1", "evaluation.every=4", "results_dir=results"]
 GROUP_MEAN = "advantage:\n  _target_: steadymoe.algorithms.advantages.GroupMean\n"
 
 

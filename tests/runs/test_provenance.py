@@ -116,8 +116,7 @@ def test_incomparable_code_is_unknown_but_never_stale(mine: Path, monkeypatch: p
         assert provenance.difference(without).unknown == "its code was not found"
     monkeypatch.delenv(external.VARIABLE)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(mine)])
-    for module in ("my_losses", "my_signs"):
-        monkeypatch.delitem(sys.modules, module)
+    as_new_process(monkeypatch, "my_losses", "my_signs")
     first, second = ran("status").splitlines()
     assert first == "default: 1 finished"
     assert second.startswith("  finished, their code cannot be compared: 1 (its code is missing; set STEADYMOE_PATH")

@@ -21,17 +21,8 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models.routing import RouteRecorder
 from steadymoe.models.selection import NO_ROUTE
 
-OTHER = {
-    "updates": 8,
-    "probe.every": 2,
-    "probe.fraction": 1.0,
-    "minibatch_prompts": 4,
-    "cold_start.check_every": 150,
-    "model.config.num_experts": 4,
-    "engine": "router_noise",
-    "engine.strength": 0.5,
-}
-WORDS = [word for word in SMALL if word.partition("=")[0] not in OTHER] + [f"{k}={v}" for k, v in OTHER.items()]
+WORDS = [*SMALL, "updates=8", "probe.every=2", "probe.fraction=1.0", "minibatch_prompts=4"]
+WORDS += ["cold_start.check_every=150", "model.config.num_experts=4", "engine=router_noise", "engine.strength=0.5"]
 
 
 def shifted(rollout: Rollout, by: int) -> Rollout:

@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any, get_args
 
 import pytest
@@ -33,10 +35,6 @@ def settings(cls: Any = RunConfig, prefix: str = "") -> Iterator[tuple[str, data
             yield from settings(group, f"{prefix}{field.name}.")
 
 
-def is_group(field: dataclasses.Field[Any]) -> bool:
-    return bool(groups_of(field.type))
-
-
 SETTINGS: dict[str, dataclasses.Field[Any]] = {}
 for dotted, setting in settings():
     SETTINGS.setdefault(dotted, setting)  # of the optimizers AdamW is the first
@@ -59,10 +57,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     """A config with one other value, at a dotted key."""
     plain = copy.deepcopy(plain_of(key))
     *groups, name = key.split(".")
-    inner = plain
-    for group in groups:
-        inner = inner[group]
-    inner[name] = value
+    reduce(getitem, groups, plain)[name] = value
     return plain
 
 
@@ -115,14 +110,11 @@ def test_wrong_type_missing_field_and_unknown_field_are_refused(key: str) -> Non
         if not of_class and not free_text and not is_right_type:
             assert key in refusal(changed(key, value))
     *groups, name = key.split(".")
-    inner = plain_of(key)
-    for group in groups:
-        inner = inner[group]
-    without = {field: value for field, value in inner.items() if field != name}
+    without = {field: value for field, value in reduce(getitem, groups, plain_of(key)).items() if field != name}
     plain = changed(".".join(groups), without) if groups else without
     if SETTINGS[key].default is dataclasses.MISSING and key not in ("optimizer.learning_rate", "optimizer.kind"):
         assert refusal(plain) == f"`{key}` is missing"
-    if is_group(SETTINGS[key]):
+    if groups_of(SETTINGS[key].type):
         assert f"unknown key `{key}.nothing`" in refusal(changed(f"{key}.nothing", 1))
 
 

@@ -85,17 +85,13 @@ def test_other_code_is_measured(tmp_path: Path, measured: list[int], monkeypatch
     assert measured.count(0) == 1
 
 
-def _without_a_row(kept: dict[str, Any]) -> str:
-    return json.dumps(kept | {"rows": kept["rows"][1:]})
-
-
 @pytest.mark.parametrize(
     "damage",
     [
         lambda kept: json.dumps(kept)[:-9],
         lambda kept: "[]",
         lambda kept: "{}",
-        _without_a_row,
+        lambda kept: json.dumps(kept | {"rows": kept["rows"][1:]}),
         lambda kept: json.dumps(kept | {"key": kept["key"] | {"seed": 7}}),
     ],
     ids=["torn", "a list", "empty", "a row is missing", "another's"],

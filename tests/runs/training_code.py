@@ -35,11 +35,7 @@ def training_code() -> dict[str, Any]:
 
 
 def statements(file: Path) -> str:
-    return "ast1:" + hashlib.sha256(_of(file.read_bytes()).encode()).hexdigest()[:16]
-
-
-def _of(content: bytes) -> str:
-    return hashlib.sha256(_canonical(ast.parse(content)).encode()).hexdigest()
+    return "ast1:" + hashlib.sha256(_canonical(ast.parse(file.read_bytes())).encode()).hexdigest()[:16]
 
 
 def _canonical(node: object) -> str:

@@ -4,14 +4,13 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures import on_path, steadymoe
+from fixtures import Said, on_path, steadymoe
 
 from steadymoe.bench.check import properties
 from steadymoe.bench.runs import compose
@@ -21,8 +20,13 @@ from steadymoe.bench.statistics.tolerance import REFERENCE
 from steadymoe.bench.support.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-Score = Callable[..., tuple[int, str, str]]
 RATES = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
 
 
 def made(octaves: dict[str, float], sides: dict[str, float] | None = None, seeds: int = 5) -> pd.DataFrame:
@@ -138,34 +142,19 @@ def test_grid_is_extended_at_its_ends(side: Side) -> None:
 
 @pytest.mark.parametrize("side", SIDES, ids=lambda side: side.name)
 def test_other_settings_than_the_recorded_ones_are_refused(
-    side: Side, score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    side: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
 ) -> None:
     """On any side, before anything runs."""
-    facts = standard.made()
-    planned = compose.plan(
-        [f"experiment={EXPERIMENT}", "algorithm=grpo", *side.choices, *side.more, "seed=0"], multirun=True
-    )
+    facts, words = standard.made(), [f"experiment={EXPERIMENT}", "algorithm=grpo", "seed=0"]
+    planned = compose.plan([*words, *side.choices, *side.more], multirun=True)
     assert standard.hashes(planned) == facts["hashes"][side.name]
     changed = facts["hashes"] | {side.name: dict.fromkeys(facts["hashes"][side.name], "0")}
     monkeypatch.setattr(standard, "made", lambda: facts | {"hashes": changed})
-    code, _, err = score("algorithm=sapo", "--dry")
-    assert (code, f"experiment={EXPERIMENT} is not as it was recorded" in err) == (2, True)
+    assert f"experiment={EXPERIMENT} is not as it was recorded" in refused("score", "algorithm=sapo", "--dry")
     assert not list(tmp_path.iterdir())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Score:
-    """``steadymoe score`` in this process: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = steadymoe(monkeypatch, "score", *words)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -195,26 +184,20 @@ def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     ],
 )
 def test_invalid_request_fails_in_one_line_and_writes_nothing(
-    words: str, message: str, score: Score, tmp_path: Path
+    words: str, message: str, refused: Said, tmp_path: Path
 ) -> None:
-    code, out, err = score(*words.split())
-    assert (code, out) == (2, "")
-    assert message in err
-    assert len(err.splitlines()) == 1
+    assert message in refused("score", *words.split())
     assert not list(tmp_path.iterdir())
 
 
-def test_dry_run_prints_what_is_missing(score: Score, tmp_path: Path) -> None:
+def test_dry_run_prints_what_is_missing(ran: Said, tmp_path: Path) -> None:
     def planned(*words: str) -> tuple[dict[str, int], str]:
-        code, out, err = score(*words, "--dry")
-        assert code == 0, err
+        out = ran("score", *words, "--dry")
         return {side: int(runs) for side, runs in re.findall(r"^(\w+): (\d+) runs?: \d+ to run", out, re.M)}, out
 
     runs, out = planned("algorithm=sapo")
     assert runs == {"free": 40, "pinned": 40, "dense": 40, "measured": 10, "shuffled": 1}  # SAPO and GRPO
-    ((minutes, at, one),) = re.findall(
-        r"about (\d+) minutes with (\d+) runs at once.* one run took ([\d.]+) minutes", out
-    )
+    ((minutes, at, one),) = re.findall(r"about (\d+) minutes with (\d+) runs .* one run took ([\d.]+) minutes", out)
     assert float(minutes) == pytest.approx(sum(runs.values()) * float(one) / int(at), abs=0.51)
     assert planned("algorithm=sapo", "--quick")[0] == {"free": 12, "pinned": 12}
     assert planned("algorithm=grpo", "--quick")[0] == {"free": 6, "pinned": 6}
@@ -246,7 +229,7 @@ SWEPT = ("optimizer.learning_rate=1e-3,1e-2",)
 
 
 @pytest.fixture
-def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The standard at a small size, and a folder of one's own algorithms, which holds GRPO as ``same``."""
     mine = tmp_path / "mine" / "conf" / "algorithm"
     mine.mkdir(parents=True)
@@ -277,15 +260,13 @@ def times(folder: Path) -> dict[Path, float]:
 
 
 @pytest.fixture
-def scored(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> str:
+def scored(small: Path, ran: Said, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a score of GRPO under another name prints."""
     monkeypatch.setattr(command.check, "check", lambda overrides: 0)
-    code, out, err = score("algorithm=same")
-    assert code == 0, err
-    return out
+    return ran("score", "algorithm=same")
 
 
-def test_score_end_to_end(small: Path, score: Score, scored: str) -> None:
+def test_score_end_to_end(small: Path, ran: Said, scored: str) -> None:
     """GRPO under another name scores as GRPO does; again nothing runs."""
     folder = Path("results/scores/steadymoe-3/same")
     table = pd.read_csv(folder / "outcomes.csv")
@@ -306,9 +287,9 @@ def test_score_end_to_end(small: Path, score: Score, scored: str) -> None:
     config = json.loads((shuffled.parent / "run.json").read_text())["config"]
     assert config["rollout"]["shuffle_rewards"]
     assert config["optimizer"]["learning_rate"] == outcomes.best_rate(table, "same")
-    assert score("algorithm=same")[0] == 0
+    ran("score", "algorithm=same")
     assert times(small / "results" / "runs") == before
-    _, out, _ = score("algorithm=same", "--dry")
+    out = ran("score", "algorithm=same", "--dry")
     assert not re.search("[1-9][0-9]* to run", out)
     assert "minutes" not in out
 
@@ -317,9 +298,8 @@ def test_gain_from_shuffled_rewards_is_named() -> None:
     table = made({"grpo": 0.0, "mine": 0.0})  # GRPO gains .4
     for level, expected in ((0.48, ""), (0.52, "with shuffled rewards it gains 0.120")):
         shuffled = table[table["loss"] == "mine"].assign(side="shuffled", sampled=level)
-        assert outcomes.gains_without_reward(pd.concat([table, shuffled])).startswith(expected or "\0") == bool(
-            expected
-        )
+        found = outcomes.gains_without_reward(pd.concat([table, shuffled]))
+        assert found.startswith(expected) if expected else not found
 
 
 def git(folder: Path, *words: str) -> None:
@@ -341,21 +321,19 @@ def checkout(small: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_record_appends_a_loss_and_the_next_one_joins_its_block(
-    checkout: Path, score: Score, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ran: Said, refused: Said
 ) -> None:
     """A loss that gains without rewards is not recorded; one that does not is, once, and then is on the board."""
     files = [checkout / name for name in (standard.OUTCOMES, standard.MADE)]
     before = [path.read_text() for path in files]
     monkeypatch.setattr(outcomes, "gains_without_reward", lambda found: "rewards are not why it gains")
-    code, out, _ = score("algorithm=gmpo", "--record")
-    assert (code, "gmpo cannot be recorded: rewards are not why it gains." in out) == (1, True)
+    assert steadymoe(monkeypatch, "score", "algorithm=gmpo", "--record") == 1
+    assert "gmpo cannot be recorded: rewards are not why it gains." in capfd.readouterr().out
     assert [path.read_text() for path in files] == before
 
     monkeypatch.setattr(outcomes, "gains_without_reward", lambda found: "")
     monkeypatch.setattr(properties, "memory", lambda loss: f"{properties.KEEPS_STATE}: mean")
-    code, out, err = score("algorithm=gmpo", "--record")
-    assert code == 0, err
-    assert "gmpo is with state" in out
+    assert "gmpo is with state" in ran("score", "algorithm=gmpo", "--record")
     assert files[0].read_text().startswith(before[0])
     measured = pd.read_csv("results/scores/steadymoe-3/gmpo/outcomes.csv")
     *_, (name, block) = standard.blocks().items()
@@ -367,35 +345,30 @@ def test_record_appends_a_loss_and_the_next_one_joins_its_block(
     assert facts["losses"].pop("gmpo").keys() == {"machine", "revision", "versions", "date", "label"}
     assert facts == json.loads(before[1])
 
-    assert score("algorithm=grpo", "routing=r2", "--record")[0] == 0
+    ran("score", "algorithm=grpo", "routing=r2", "--record")
     *_, (name, both) = standard.blocks().items()
     assert (name, set(both["loss"])) == ("gmpo", {"gmpo", REFERENCE, "grpo routing=r2"})
     pd.testing.assert_frame_equal(both[: len(block)], block)
 
-    assert score("--board", "board")[0] == 0
+    ran("score", "--board", "board")
     page = Path("board/board.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| gmpo ")]
     assert "n = 1, with state" in row
     assert "| grpo routing=r2 " in page.partition("## Changes of routing or optimizer")[2]
     after, runs = files[0].read_text(), times(Path("results/runs"))
-    code, out, err = score("algorithm=gmpo", "--record")
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "gmpo was recorded before" in err
+    assert "gmpo was recorded before" in refused("score", "algorithm=gmpo", "--record")
     assert (files[0].read_text(), times(Path("results/runs"))) == (after, runs)
 
 
-def test_record_needs_a_checkout_and_a_shipped_loss(checkout: Path, score: Score) -> None:
+def test_record_needs_a_checkout_and_a_shipped_loss(checkout: Path, refused: Said) -> None:
     """Before anything runs."""
     for words in (["algorithm=same"], ["algorithm=gmpo", "++algorithm.loss.log_clip_low=.1"]):
-        code, out, err = score(*words, "--record")
-        assert (code, out) == (2, "")
-        assert f"algorithm of the checkout with the numbers of its YAML, got {' '.join(words)}" in err
+        said = refused("score", *words, "--record")
+        assert f"algorithm of the checkout with the numbers of its YAML, got {' '.join(words)}" in said
     git(checkout, "rm", "--cached", standard.OUTCOMES)
     for leave in (lambda: None, lambda: shutil.rmtree(checkout / ".git")):
         leave()
-        code, out, err = score("algorithm=gmpo", "--record")
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert "--record needs a git checkout of steadymoe" in err
+        assert "--record needs a git checkout of steadymoe" in refused("score", "algorithm=gmpo", "--record")
     assert not Path("results").exists()
 
 
@@ -413,10 +386,12 @@ def test_runs_from_several_cold_starts_are_not_recorded(checkout: Path) -> None:
 
 @pytest.mark.check
 @pytest.mark.usefixtures("scored")
-def test_redo_replaces_outdated_runs_of_every_side(small: Path, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redo_replaces_outdated_runs_of_every_side(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ran: Said, refused: Said
+) -> None:
     """Those beyond the grid's end, too."""
     monkeypatch.setattr(outcomes, "wider", lambda found, loss, side: [0.02] if loss == "same" else [])
-    assert score("algorithm=same")[0] == 0
+    ran("score", "algorithm=same")
     runs = small / "results" / "runs"
     known = {path: json.loads(path.read_text()) for path in runs.rglob("run.json")}
     ours = {path: facts for path, facts in known.items() if facts["algorithm"] == "same"}
@@ -424,17 +399,16 @@ def test_redo_replaces_outdated_runs_of_every_side(small: Path, score: Score, mo
     assert len(beyond) == 6
     for path in beyond:
         path.write_text(json.dumps(ours[path] | {"algorithm_code": "0" * 16}))
-    code, _, err = score("algorithm=same")
-    assert (code, "was made with" in err) == (2, True)
+    assert "was made with" in refused("score", "algorithm=same")
     before = times(runs)
-    code, _, err = score("algorithm=same", "--redo")
-    assert (code, err.count("rerunning ")) == (0, 6)
+    assert steadymoe(monkeypatch, "score", "algorithm=same", "--redo") == 0
+    assert capfd.readouterr().err.count("rerunning ") == 6
     redone = {path.parent for path, when in times(runs).items() if when != before[path]}
     assert redone == {path.parent for path in beyond}
 
 
 def test_tutorial_loss_is_scored_and_changed_numbers_need_redo(
-    small: Path, score: Score, monkeypatch: pytest.MonkeyPatch
+    small: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ran: Said, refused: Said
 ) -> None:
     """The two files of docs/your_algorithm.md, as they are there; then with another number."""
     monkeypatch.setattr(command.check, "check", lambda overrides: 0)
@@ -443,32 +417,25 @@ def test_tutorial_loss_is_scored_and_changed_numbers_need_redo(
     (small / "mine" / "my_losses.py").write_text(loss)
     yaml = small / "mine" / "conf" / "algorithm" / "half_clipped.yaml"
     yaml.write_text(numbers)
-    words = ("algorithm=half_clipped", "--quick")
-    code, _, err = score(*words)
-    assert code == 0, err
+    words = ("score", "algorithm=half_clipped", "--quick")
+    ran(*words)
     page = "results/scores/steadymoe-3-quick/half_clipped/score.html"
     assert f"STEADYMOE_PATH={small / 'mine'} steadymoe score algorithm=half_clipped --quick" in Path(page).read_text()
     assert page in text
     yaml.write_text(numbers.replace("clip_high: 0.2", "clip_high: 0.3"))
-    code, _, err = score(*words)
-    assert code == 2
-    assert "half_clipped was scored with another config" in err
-    code, _, err = score(*words, "--redo")
-    assert code == 0, err
-    assert "another config (algorithm.loss.clip_high: 0.2 -> 0.3)" in err
+    assert "half_clipped was scored with another config" in refused(*words)
+    assert steadymoe(monkeypatch, *words, "--redo") == 0
+    assert "another config (algorithm.loss.clip_high: 0.2 -> 0.3)" in capfd.readouterr().err
 
 
 def test_an_algorithm_that_fails_check_or_changes_the_setting_is_not_run(
-    small: Path, score: Score, monkeypatch: pytest.MonkeyPatch
+    small: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], refused: Said
 ) -> None:
     monkeypatch.setattr(command.check, "check", lambda overrides: 1)
-    code, _, err = score("algorithm=same", "--quick")
-    assert code == 2
-    assert "is not scored" in err
+    assert steadymoe(monkeypatch, "score", "algorithm=same", "--quick") == 2
+    assert "is not scored" in capfd.readouterr().err
     path = small / "mine" / "conf" / "algorithm" / "greedy.yaml"
     own = "".join(f"  {line}\n" for line in (path.parent / "same.yaml").read_text().splitlines())
     path.write_text(f"# @package _global_\nrollout:\n  responses: 16\nalgorithm:\n{own}")
-    code, out, err = score("algorithm=greedy", "--quick")
-    assert (code, out) == (2, "")
-    assert "rollout.responses: 8 -> 16" in err
+    assert "rollout.responses: 8 -> 16" in refused("score", "algorithm=greedy", "--quick")
     assert not (small / "results").exists()

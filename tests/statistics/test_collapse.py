@@ -15,10 +15,10 @@ RULE, UPDATES = Rule(window_updates=80, patience_updates=160), 16  # a window of
 STEPS = 40
 
 
-def run(**columns: object) -> pd.DataFrame:
+def run(steps: int = STEPS, **columns: object) -> pd.DataFrame:
     """A run that stays at half its prompts, with the columns given instead."""
     usual = {"reward": 0.5, "loss": 0.0, "entropy": 0.7, "grad_norm": 1.0}
-    return pd.DataFrame({"step": range(1, STEPS + 1)} | usual | columns)
+    return pd.DataFrame({"step": range(1, steps + 1)} | usual | columns)
 
 
 def then(first: float, later: float, at: int) -> list[float]:
@@ -101,8 +101,7 @@ def test_rule_survives_the_round_trip() -> None:
 
 def collapsed_at(rewards: list[float], **rule: float) -> int | None:
     """The step at which a reward collapses, with one update a rollout."""
-    usual = {"step": range(1, len(rewards) + 1), "loss": 0.0, "entropy": 0.7, "grad_norm": 1.0}
-    found = detect(pd.DataFrame(usual | {"reward": rewards}), dataclasses.replace(RULE, **rule), 1)  # type: ignore[arg-type]
+    found = detect(run(len(rewards), reward=rewards), dataclasses.replace(RULE, **rule), 1)  # type: ignore[arg-type]
     return None if found is None else found.step
 
 
@@ -149,7 +148,7 @@ def test_collapse_does_not_depend_on_updates_per_rollout(updates: int) -> None:
     """An on-policy twin of 640 steps and a run of 10 long steps are judged after as much training."""
     steps = 640 // updates
     reward = np.where(np.arange(steps) < steps // 4, 0.8, 0.0)  # falls after 160 updates
-    table = pd.DataFrame({"step": range(1, steps + 1), "loss": 0.0, "entropy": 0.7, "grad_norm": 1.0, "reward": reward})
+    table = run(steps, reward=reward)
     found = collapse.judge(table, RULE, updates)
     assert found.collapse is not None
     assert found.collapse.reason == "reward"

@@ -8,16 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
+from small_figures import curve_table
 
 from steadymoe.bench.report import tables
 from steadymoe.bench.statistics import comparisons, estimates
 from steadymoe.bench.training import columns
 
 NUMBERS = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=3, max_size=14)
-
-
-def coverage(found: list[estimates.Estimate], truth: float) -> float:
-    return float(np.mean([each.low <= truth <= each.high for each in found]))
 
 
 # --- the mean over seeds -----------------------------------------------------------------------------
@@ -75,8 +72,8 @@ def test_geometric_mean_of_zeros_is_zero() -> None:
             assert (found.mean, str(found), found.n) == (0.0, "0", n)
         found = estimates.over_seeds([0.0, *[1e-4] * n], log=True)
         assert found.mean == pytest.approx((tiny * 1e-4**n) ** (1 / (n + 1)))
-    steps = pd.DataFrame({"arm": "a", "metric": "v", "seed": [0, 0, 0, 1, 1, 1], "step": [1, 2, 3] * 2, "value": 0.0})
-    assert (estimates.curves(steps, "v", window=2, log=True)["mean"] == 0).all()
+    steps = curve_table({"a": [[0.0] * 3] * 2})
+    assert (estimates.curves(steps, "reward", window=2, log=True)["mean"] == 0).all()
 
 
 @given(NUMBERS, st.randoms(use_true_random=False))
@@ -149,12 +146,8 @@ def test_reward_intervals_have_better_coverage_than_students(n: int, shape: tupl
 def test_declared_shares_bound_the_band_of_a_curve() -> None:
     assert columns.bounds("reward") == columns.bounds("clip_fraction") == (0.0, 1.0)
     assert columns.bounds("grad_norm") is columns.bounds("routing_share") is None
-    rows = [
-        {"arm": "a", "seed": seed, "step": step, "metric": "reward", "value": value}
-        for seed, curve in enumerate([[0.5, 1.0], [0.9, 1.0], [1.0, 1.0]])
-        for step, value in enumerate(curve, 1)
-    ]
-    found = estimates.curves(pd.DataFrame(rows), "reward", bounds=(0.0, 1.0))
+    steps = curve_table({"a": [[0.5, 1.0], [0.9, 1.0], [1.0, 1.0]]})
+    found = estimates.curves(steps, "reward", bounds=(0.0, 1.0))
     assert found["high"].iloc[0] < 1
     assert np.isnan(found["high"].iloc[1])
 
@@ -254,17 +247,13 @@ def test_one_shared_seed_of_five_does_not_replace_welchs_comparison() -> None:
     assert comparisons.difference(a, b).n == 5
 
 
-def one_in_ten_collapses(generator: np.random.Generator) -> np.ndarray:
-    """Ten runs, each of which collapses with a probability of a tenth, by twelve standard deviations of the others."""
-    return generator.normal(size=10) - 12 * (generator.random(10) < 0.1)
-
-
 @pytest.mark.parametrize(
     ("sample", "truth", "stated"),
     [
         (lambda generator: generator.normal(size=10), 0.0, 0.93),
         (lambda generator: generator.lognormal(size=10), np.exp(0.5), 0.88),
-        (one_in_ten_collapses, -1.2, 0.72),
+        # Each collapses with a probability of a tenth, by twelve standard deviations of the others.
+        (lambda generator: generator.normal(size=10) - 12 * (generator.random(10) < 0.1), -1.2, 0.72),
     ],
 )
 def test_bootstrap_of_ten_seeds_has_the_documented_coverage(
@@ -273,7 +262,8 @@ def test_bootstrap_of_ten_seeds_has_the_documented_coverage(
     monkeypatch.setattr(estimates, "RESAMPLES", 499)  # for time
     generator = np.random.default_rng(0)
     found = [estimates.over_seeds(sample(generator).tolist()) for _ in range(1000)]
-    assert coverage(found, truth) == pytest.approx(stated, abs=0.04)
+    covered = np.mean([each.low <= truth <= each.high for each in found])
+    assert covered == pytest.approx(stated, abs=0.04)
 
 
 def test_estimate_drops_rounding_noise() -> None:

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadymoe.bench.statistics.tolerance import (
-    SHARE,
-    Tolerance,
-    best_value,
-    crossings,
-    of_curves,
-    threshold,
-)
+from steadymoe.bench.statistics.tolerance import SHARE, Tolerance, best_value, crossings, of_curves, threshold
 
 RATES = np.array([1e-4, 2e-4, 4e-4, 8e-4])
 
