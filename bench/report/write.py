@@ -154,8 +154,7 @@ def to_markdown(rows: pd.DataFrame) -> str:
 
 def to_terminal(rows: pd.DataFrame) -> str:
     """Return the first ``_MOST_ROWS`` as text; cells wider than ``_WIDEST`` are wrapped."""
-    shown = rows.head(_MOST_ROWS).map(lambda cell: visible(to_text(cell))).rename(columns=visible)
-    shown = shown.map(lambda text: text[: 4 * _WIDEST])
+    shown = rows.head(_MOST_ROWS).map(lambda cell: visible(to_text(cell))[: 4 * _WIDEST]).rename(columns=visible)
     more = [f"… and {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
     table = shown.to_markdown(index=False, disable_numparse=True, tablefmt="simple", maxcolwidths=_WIDEST)
     return "\n".join([table, *more])

@@ -17,10 +17,8 @@ from steadymoe.bench.statistics.estimates import DIFFERENCE, LEVEL, MIN_FOR_INTE
 
 # Differences that vary by less, relative to the numbers, vary by rounding.
 _ROUNDING = 1e-12
-# The level of every test.
-ALPHA = 0.05
-# Fewer seeds decide nothing, whatever their p.
-MIN_TO_DECIDE = 5
+# The level of every test; fewer seeds decide nothing, whatever their p.
+ALPHA, MIN_TO_DECIDE = 0.05, 5
 # The rule of ``is_decided``, for captions.
 DECIDED = f"A difference is decided if p is below {ALPHA:g} and it has at least {MIN_TO_DECIDE} seeds."
 

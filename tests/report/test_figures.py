@@ -288,6 +288,19 @@ def test_staleness_below_ten_seeds_is_compared_at_equal_updates() -> None:
     assert numbers["x"].tolist() == [4, 8, 12, 16] * 2  # where both have been
 
 
+def test_staleness_averages_rollouts_of_few_updates_over_a_sixteenth_of_the_training() -> None:
+    fresh, stale = (
+        long_table({"reward": lambda arm, seed: 0.01 * arm["step"]}, arms(updates_per_rollout=[each]), steps=48 // each)
+        for each in (1, 12)
+    )
+    figure = curves.staleness_grid(pd.concat([fresh, stale]))
+    drawn = figure.numbers[~figure.numbers["series"].str.contains("seed|−")].set_index(["series", "x"])["mean"]
+    assert drawn["N = 1"].index.tolist() == [*range(3, 49, 3)]
+    np.testing.assert_allclose(drawn["N = 1"].iloc[:2], [0.02, 0.05])  # steps 1 to 3, 4 to 6
+    np.testing.assert_allclose(drawn["N = 12"], [0.01, 0.02, 0.03, 0.04])
+    assert "a mean over 3 updates" in said(figure)
+
+
 # Looks
 
 

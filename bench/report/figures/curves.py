@@ -157,12 +157,13 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
 
     With few seeds, panels below show each seed's difference from the least staleness at equal numbers of updates.
     """
-    names = tables.arm_names(steps, ["routing", "correction"])
-    methods, staleness = sorted(set(names)), sorted(steps["updates_per_rollout"].unique())
-    lines = colours.ordered(f"N = {updates:g}" for updates in staleness)
-    # Steps are counted in gradient updates, so that lines are compared after equal training.
-    steps = steps.assign(method=names, arm="N = " + steps["updates_per_rollout"].map("{:g}".format))
-    steps = steps.assign(step=steps["step"] * steps["updates_per_rollout"])
+    steps = steps[steps["metric"] == REWARD].assign(method=tables.arm_names(steps, ["routing", "correction"]))
+    methods, stale = sorted(set(steps["method"])), steps["updates_per_rollout"]
+    lines = colours.ordered(f"N = {updates:g}" for updates in sorted(stale.unique()))
+    # Over gradient updates, lines are compared after equal training; rollouts within a sixteenth of it are averaged.
+    every = stale.clip(lower=(steps["step"] * stale).max() / 16)
+    steps = steps.assign(step=np.ceil(steps["step"] * stale / every) * every, arm="N = " + stale.map("{:g}".format))
+    steps = steps.groupby([name for name in steps if name != "value"], dropna=False)["value"].mean().reset_index()
     is_wide = len(methods) > colours.TOGETHER and paper.current().columns != 1
     across, width = (4, style.TWO_COLUMNS) if is_wide else (min(2, len(methods)), style.ONE_COLUMN)
     base = None if is_wide else compared(steps, lines)
@@ -185,7 +186,8 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
             axis.set_xlabel("gradient updates" if is_lowest else "")
             axis.set_ylabel("" if right else axis.get_ylabel())
             axis.tick_params(labelbottom=is_lowest, labelleft=not right)
-        text = style.describe(steps.assign(arm=names + " " + steps["arm"]), against=base)
+        text = style.describe(steps.assign(arm=steps["method"] + " " + steps["arm"]), against=base)
+        text += f" A point is a rollout, or a mean over {every.min():g} updates."
         return style.finish(figure, axes[0], text, "updates per rollout")
 
 
