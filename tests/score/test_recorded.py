@@ -83,7 +83,7 @@ def test_recorded_search_chooses_the_cell() -> None:
     matters = tables["search"].groupby(cell)["passes"].all()
     assert matters[matters].index.tolist() == [(4, 0, 4), (4, 0, 8), (4, 0, 32), (4, 4, 32), (4, 14, 32), (8, 0, 32)]
     assert not tables["search"]["matched"].any()
-    # GRPO's gain holds the gate on learning nowhere, so the least share of sharpening decides; 61 tokens have none here.
+    # GRPO's gain holds the gate on learning nowhere, so the least share of sharpening decides; at 61 tokens none ran.
     learning = tables["sharpening"].set_index(cell)
     assert not learning["passes"].any()
     assert learning["share"].reindex(matters.index[matters]).idxmin() == (4, 0, 32)
