@@ -13,7 +13,7 @@ import pytest
 
 from steadymoe.bench.report import folders, report_page, tables
 from steadymoe.bench.report.results import Results
-from steadymoe.bench.runs import compose, dry, provenance, run_folder, status
+from steadymoe.bench.runs import compose, dry, identity, provenance, run_folder, status
 from steadymoe.bench.support import files, source
 
 FEW, MANY = 10, 60
@@ -86,6 +86,17 @@ def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: C
 
     counted = [calls.during(lambda n=n: looked_at(n)) for n in (5, 30)]
     assert counted[0] == counted[1]
+
+
+def test_path_labels_look_at_each_path_once(calls: Calls) -> None:
+    calls.of(identity, "_tail")
+    counts = []
+    for n in (10, 100):
+        paths = [f"/data/{number:03}/start.safetensors" for number in range(n)]
+        counts.append(
+            calls.during(lambda paths=paths: [identity.shortener(paths)(path) for path in paths[:1]])["_tail"]
+        )
+    assert counts[1] == 10 * counts[0] > 0
 
 
 @pytest.mark.check

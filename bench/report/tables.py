@@ -51,10 +51,6 @@ MODELS = {
     columns.short("rollout_expert_disagreement"): ("rollout_expert_disagreement", "mean"),
     "final reward": ("reward", "last"),
 }
-# The words of a caption for the columns of collapses.
-COLLAPSED = (
-    "Collapsed: runs that collapsed or met a number that is not finite (– if the runs are too short for the rule)."
-)
 # What a choice is called that does nothing.
 OFF = {"off", "exact", "adamw"}
 # Axes that the long tables have as columns, and those that follow from them, as an arm's name has them.
@@ -67,9 +63,10 @@ CAPTION = (
     "start is the reward of the first step, before any update, final reward is the mean of the last "
     f"{LAST_STEPS} steps, final held-out accuracy is the last evaluation, best minus final compares means over "
     f"{LAST_STEPS} steps, expert change and the variances are medians over steps, expert change per update, clip "
-    f"fraction and norm cut are means over steps. {COLLAPSED} Median collapse step: over these runs. Falling: runs "
-    "whose reward or entropy falls, or whose gradient norm explodes, too near the end to be judged. All runs are part "
-    "of every mean; after a number that is not finite a run counts with a reward and an accuracy of 0."
+    "fraction and norm cut are means over steps. Collapsed: runs that collapsed or met a number that is not finite "
+    "(– if the runs are too short for the rule). Median collapse step: over these runs. Falling: runs whose reward or "
+    "entropy falls, or whose gradient norm explodes, too near the end to be judged. All runs are part of every mean; "
+    "after a number that is not finite a run counts with a reward and an accuracy of 0."
 )
 MODELS_CAPTION = (
     f"Mean over seeds (geometric for the variance) with {INTERVAL}. Active parameters: those that one token uses. "
@@ -368,9 +365,9 @@ def for_terminal(shown: Shown) -> pd.DataFrame:
 
 def _best(shown: Shown) -> str:
     """Return the arm with the highest final reward of those that are ranked."""
-    return str(
-        shown["head_to_head"][0]["against"].iloc[0] if "head_to_head" in shown else shown["summary"][0]["arm"].iloc[0]
-    )
+    if "head_to_head" in shown:
+        return str(shown["head_to_head"][0]["against"].iloc[0])
+    return str(shown["summary"][0]["arm"].iloc[0])
 
 
 def _differences(shown: Shown) -> dict[str, Estimate]:

@@ -65,7 +65,7 @@ def difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) -> Esti
 def probability_of_improvement(a: pd.Series, b: pd.Series) -> Estimate:
     """Return P(a > b) + P(a = b)/2 (2108.13264, section 4.4): the share of the shared seeds in which a is higher.
 
-    With Clopper and Pearson's (conservative) interval; n = 0 without shared seeds.
+    A tie counts half. With Clopper and Pearson's (conservative) interval; n = 0 without shared seeds.
     """
     ours, theirs = _paired(a, b)
     return estimates.share(float((ours > theirs).sum() + (ours == theirs).sum() / 2), len(ours))

@@ -15,7 +15,7 @@ from surrogates import run, same
 from torch import Tensor
 from torch.testing import assert_close
 
-from steadymoe.algorithms import Batch, PolicyLoss, load, names, ops
+from steadymoe.algorithms import Batch, PolicyLoss, Surrogate, load, names, ops
 from steadymoe.algorithms.advantages import (
     BatchWhitened,
     BatchWhitenedPopulation,
@@ -707,8 +707,23 @@ def test_gspo_averages_advantages_within_a_response() -> None:
     uneven_BT = batch.advantages_BT + torch.linspace(-1, 1, 5).double()
     mean_B1 = torch.stack([uneven_BT[i, :n].mean() for i, n in enumerate(LENGTHS)])[:, None]
     _, grad_BT, _ = run(load("gspo"), replace(batch, advantages_BT=uneven_BT))
+    assert_close(grad_BT, run(_Plain(), replace(batch, advantages_BT=uneven_BT))[1])
     _, even_BT, _ = run(load("gspo"), replace(batch, advantages_BT=mean_B1.expand_as(uneven_BT)))
     assert_close(grad_BT, even_BT)
+
+
+class _Plain(PolicyLoss):
+    """GSPO inside its band, with the gradient from autograd through s_i and not token by token."""
+
+    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
+        return values_BT[:, 0].sum() / RESPONSES
+
+    def surrogate(self, batch: Batch) -> Any:
+        terms = []
+        for i, n in enumerate(LENGTHS):
+            log_ratio_T = (batch.logprobs_BT - batch.get("old_logprobs_BT"))[i, :n]
+            terms.append(log_ratio_T.mean().exp() * batch.advantages_BT[i, :n].mean())
+        return Surrogate(torch.stack(terms)[:, None].expand_as(batch.mask_BT))
 
 
 def test_rspo_supports_a_host_anchored_at_the_sampler() -> None:

@@ -147,7 +147,7 @@ def test_staleness_grid_has_a_panel_per_method_and_a_line_per_staleness(grow: bo
     for axis in figure.axes:
         for line, updates in zip(axis.lines, (4, 8), strict=True):
             assert line.get_label() == f"N = {updates}"
-            np.testing.assert_allclose(line.get_xdata(), [updates, 2 * updates])
+            np.testing.assert_allclose(line.get_xdata(), [0, updates])  # before its rollouts
             np.testing.assert_allclose(line.get_ydata(), [0.1 * updates] * 2)
     design = "Mini-batch fixed at 4 prompts" if grow else "Rollout fixed at 32 prompts"
     assert design in said(figure)
@@ -285,20 +285,33 @@ def test_staleness_below_ten_seeds_is_compared_at_equal_updates() -> None:
     )
     numbers = curves.staleness_grid(steps).numbers
     numbers = numbers[numbers["series"] == "N = 4 − N = 2, seed 1"]
-    assert numbers["x"].tolist() == [4, 8, 12, 16] * 2  # where both have been
+    assert numbers["x"].tolist() == [0, 4, 8, 12] * 2  # where both have been
 
 
-def test_staleness_averages_rollouts_of_few_updates_over_a_sixteenth_of_the_training() -> None:
-    fresh, stale = (
-        long_table({"reward": lambda arm, seed: 0.01 * arm["step"]}, arms(updates_per_rollout=[each]), steps=48 // each)
-        for each in (1, 12)
-    )
-    figure = curves.staleness_grid(pd.concat([fresh, stale]))
-    drawn = figure.numbers[~figure.numbers["series"].str.contains("seed|−")].set_index(["series", "x"])["mean"]
-    assert drawn["N = 1"].index.tolist() == [*range(3, 49, 3)]
-    np.testing.assert_allclose(drawn["N = 1"].iloc[:2], [0.02, 0.05])  # steps 1 to 3, 4 to 6
-    np.testing.assert_allclose(drawn["N = 12"], [0.01, 0.02, 0.03, 0.04])
-    assert "a mean over 3 updates" in said(figure)
+@pytest.mark.parametrize(
+    ("staleness", "updates", "apart"),
+    [((8, 32), 192, 32), ((4, 16, 64), 320, 64), ((4, 40), 200, 40), ((1, 12), 48, 12), ((2, 3), 96, 6)],
+)
+def test_lines_of_a_staleness_grid_share_their_places(staleness: tuple[int, ...], updates: int, apart: int) -> None:
+    parts = [
+        long_table(
+            {"reward": lambda arm, seed: (arm["step"] - 1) * arm["updates_per_rollout"] / 1000},
+            arms(updates_per_rollout=[each]),
+            steps=updates // each,
+        )
+        for each in staleness
+    ]
+    figure = curves.staleness_grid(pd.concat(parts))
+    drawn = figure.numbers[~figure.numbers["series"].str.contains("seed")].set_index("series")
+    for each in staleness:
+        begun = np.arange(0, updates, each)
+        place = np.floor(begun / apart + 0.5) * apart
+        line = drawn.loc[f"N = {each}"]
+        assert line["x"].tolist() == sorted(set(place))
+        np.testing.assert_allclose(line["mean"], [begun[place == x].mean() / 1000 for x in line["x"]])
+        if each > min(staleness):
+            assert drawn.loc[f"N = {each} − N = {min(staleness)}", "x"].tolist() == line["x"].tolist()
+    assert (f"the rollouts within {apart / 2:g} updates of it" in said(figure)) == (apart > min(staleness))
 
 
 # Looks

@@ -99,6 +99,8 @@ def test_summary_matches_the_runs(data: Results) -> None:
         for folder in runs.loc[runs["arm"] == "gspo", "folder"]
     ]
     np.testing.assert_allclose(summary.loc["gspo", "final reward"].mean, np.mean(finals))
+    begun = steps[(steps["metric"] == "reward") & (steps["step"] == 1)].groupby("arm")["value"].mean()
+    assert summary["start"].map(write.to_number).to_dict() == pytest.approx(begun.to_dict())
     assert summary.loc["reinforce", "clip fraction"].n == 0
     numbers = write.to_numbers(summary.reset_index())
     np.testing.assert_allclose(numbers.loc[1, "final reward mean"], np.mean(finals))

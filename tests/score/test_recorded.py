@@ -83,9 +83,13 @@ def test_recorded_search_chooses_the_cell() -> None:
     matters = tables["search"].groupby(cell)["passes"].all()
     assert matters[matters].index.tolist() == [(4, 0, 4), (4, 0, 8), (4, 0, 32), (4, 4, 32), (4, 14, 32), (8, 0, 32)]
     assert not tables["search"]["matched"].any()
-    # GRPO's gain holds the gate on learning nowhere, so the least share of sharpening decides; at 61 tokens none ran.
+    # GRPO's gain holds the gate on learning nowhere, so the least share of sharpening decides.
     learning = tables["sharpening"].set_index(cell)
     assert not learning["passes"].any()
+    # Two cells have no control: there GRPO's greedy gain fails the gate by itself.
+    ends = tables["search"].groupby(cell)[["start_greedy", "greedy"]].mean().drop(learning.index)
+    assert ends.index.tolist() == [(4, 0, 64), (4, 14, 32)]
+    assert (ends["greedy"] - ends["start_greedy"] < gates.LEAST_GAIN).all()
     assert learning["share"].reindex(matters.index[matters]).idxmin() == (4, 0, 32)
     plain = compose.plan(["setting=cell"])[0].plain
     model = plain["model"]["config"]

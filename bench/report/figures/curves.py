@@ -153,16 +153,18 @@ def _without_word(steps: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
-    """Reward over gradient updates, a panel for each method and a line for each staleness (VESPO, figure 3).
+    """Reward over the gradient updates before its rollout, a line for each staleness (VESPO, figure 3).
 
-    With few seeds, panels below show each seed's difference from the least staleness at equal numbers of updates.
+    A panel for each method. With few seeds, panels below show each seed's difference from the least staleness.
     """
     steps = steps[steps["metric"] == REWARD].assign(method=tables.arm_names(steps, ["routing", "correction"]))
     methods, stale = sorted(set(steps["method"])), steps["updates_per_rollout"]
     lines = colours.ordered(f"N = {updates:g}" for updates in sorted(stale.unique()))
-    # Over gradient updates, lines are compared after equal training; rollouts within a sixteenth of it are averaged.
-    every = stale.clip(lower=(steps["step"] * stale).max() / 16)
-    steps = steps.assign(step=np.ceil(steps["step"] * stale / every) * every, arm="N = " + stale.map("{:g}".format))
+    # Policies are compared after equal training, at places that all lines share: about a sixteenth of it apart.
+    least, most = (steps["step"] * stale).max() / 16, stale.max()
+    apart = min([each for each in stale.unique() if each >= least], default=np.ceil(least / most) * most)
+    place = np.floor((steps["step"] - 1) * stale / apart + 0.5) * apart
+    steps = steps.assign(step=place, arm="N = " + stale.map("{:g}".format))
     steps = steps.groupby([name for name in steps if name != "value"], dropna=False)["value"].mean().reset_index()
     is_wide = len(methods) > colours.TOGETHER and paper.current().columns != 1
     across, width = (4, style.TWO_COLUMNS) if is_wide else (min(2, len(methods)), style.ONE_COLUMN)
@@ -183,11 +185,11 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
             if kind == 0:
                 axis.set_title(*style.wrapped([methods[place]], figure.get_figwidth() / across - 0.4))
             is_lowest = kind == kinds - 1 and place + across >= len(methods)
-            axis.set_xlabel("gradient updates" if is_lowest else "")
+            axis.set_xlabel("gradient updates so far" if is_lowest else "")
             axis.set_ylabel("" if right else axis.get_ylabel())
             axis.tick_params(labelbottom=is_lowest, labelleft=not right)
         text = style.describe(steps.assign(arm=steps["method"] + " " + steps["arm"]), against=base)
-        text += f" A point is a rollout, or a mean over {every.min():g} updates."
+        text += f" A point: the rollouts within {apart / 2:g} updates of it." if apart > stale.min() else ""
         return style.finish(figure, axes[0], text, "updates per rollout")
 
 
