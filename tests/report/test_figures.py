@@ -250,9 +250,10 @@ def test_each_model_has_a_row_and_arms_that_do_not_name_it() -> None:
     steps["arm"] = steps["algorithm"] + " " + steps["model"]
     steps["experts"] = steps["model"].map({"micro": 8, "dense_micro": 0})
     figure = curves.replay(steps)
-    assert [axes[0].get_title(loc="left") for axes in figure.blocks] == ["micro, 8 experts", "dense_micro, dense"]
+    titles = ["MoE, 8 experts (micro)", "dense (dense_micro)"]
+    assert [axes[0].get_title(loc="left") for axes in figure.blocks] == titles
     series = figure.numbers.groupby("panel")["series"].agg(set)
-    for title in ("micro, 8 experts", "dense_micro, dense"):
+    for title in titles:
         assert {"grpo", "gspo"} <= series[f"{title}, training reward"]
     assert len(figure.legends) + sum(len(part.legends) for part in figure.subfigs) == 1  # lines look alike
 

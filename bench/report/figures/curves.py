@@ -96,8 +96,8 @@ def _beside(
             blocks = [axes]
         for axes, (model, group) in zip(blocks, rows, strict=True):
             ours, base = named[model], bases[model]
-            size = f"{experts[model]:.0f} experts" if experts[model] > 0 else "dense"
-            x, title = sampled_tokens(ours) if over_tokens else None, f"{model}, {size}" if len(models) > 1 else ""
+            kind = f"MoE, {experts[model]:.0f} experts" if experts[model] > 0 else "dense"
+            x, title = sampled_tokens(ours) if over_tokens else None, f"{kind} ({model})" if len(models) > 1 else ""
             for axis, metric in zip(axes, metrics, strict=False):
                 curves(axis, ours, metric, group, x, f"{title}, {columns.label(metric)}" if title else "")
                 if metric == CLIPPED:
@@ -108,10 +108,9 @@ def _beside(
                 axis.remove()
             for axis in axes[:count]:
                 axis.set_xlabel(_STEP if x is None else "sampled tokens")
-                if not axis.has_data():  # a dense model has no experts
-                    axis.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
-                    axis.grid(visible=False)
-                    axis.text(0.5, 0.5, "none", ha="center", transform=axis.transAxes)
+                if not axis.has_data():
+                    why = "none" if experts[model] > 0 else "no experts"
+                    axis.text(0.5, 0.5, why, ha="center", transform=axis.transAxes)
             axes[0].set_title(title, loc="left")
         base = next(filter(None, bases.values()), None)
         text = style.describe(steps, log=not _LOGARITHMIC.isdisjoint(metrics), against=base)

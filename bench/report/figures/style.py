@@ -398,11 +398,11 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
     return figure
 
 
-def _same_limits(axes: Iterable[Axes]) -> None:
-    """Give panels of one metric the widest limits of any of them."""
-    axes = [axis for axis in axes if axis.has_data()]
-    for get, set_ in (("get_xlim", "set_xlim"), ("get_ylim", "set_ylim")) if axes else ():
-        lows, highs = zip(*(getattr(axis, get)() for axis in axes), strict=True)
+def _same_limits(axes: Sequence[Axes]) -> None:
+    """Give panels of one metric the widest limits of any with data."""
+    drawn = [axis for axis in axes if axis.has_data()]
+    for get, set_ in (("get_xlim", "set_xlim"), ("get_ylim", "set_ylim")) if drawn else ():
+        lows, highs = zip(*(getattr(axis, get)() for axis in drawn), strict=True)
         for axis in axes:
             getattr(axis, set_)(min(lows), max(highs))
 
