@@ -42,15 +42,15 @@ def test_reward_is_drawn_over_the_sampled_tokens() -> None:
 
 def test_differences_are_at_equal_compute_where_curves_are_over_compute() -> None:
     values = dict.fromkeys(("reward", "eval_accuracy"), lambda arm, seed: 0.1 * arm["step"])
-    # GSPO's responses are twice as long.
-    values["tokens_sampled"] = lambda arm, seed: 100.0 if arm["algorithm"] == "grpo" else 200.0
+    # GSPO's responses are longer by half.
+    values["tokens_sampled"] = lambda arm, seed: 100.0 if arm["algorithm"] == "grpo" else 150.0
     figure = curves.reward_compute(long_table(values, COMPARED, seeds=1, steps=4))
     assert "Δ at equal sampled tokens" in said(figure)
     assert [axis.get_xlabel() for axis in figure.axes] == ["sampled tokens"] * 3
     apart = figure.numbers.query("series == 'gspo − grpo'")
-    assert apart["x"].tolist() == [100, 200, 300, 400]
-    # At 300 tokens GSPO is half-way between its first two steps.
-    np.testing.assert_allclose(apart["mean"], [0, -0.1, -0.15, -0.2], atol=1e-12)
+    assert apart["x"].tolist() == [150, 300]  # GRPO ends at 400
+    # At 150 tokens GRPO is half-way between its first two steps.
+    np.testing.assert_allclose(apart["mean"], [-0.05, -0.1], atol=1e-12)
 
 
 def test_curves_are_smoothed_over_a_tenth_of_their_steps_at_most() -> None:
@@ -286,17 +286,18 @@ def test_staleness_below_ten_seeds_is_compared_at_equal_updates() -> None:
     )
     numbers = curves.staleness_grid(steps).numbers
     numbers = numbers[numbers["series"] == "N = 4 − N = 2, seed 1"]
-    assert numbers["x"].tolist() == [0, 4, 8, 12] * 2  # where both have been
+    assert numbers["x"].tolist() == [0, 4, 8, 12, 0, 4, 8, 12]  # where both have been
 
 
 @pytest.mark.parametrize(
-    ("staleness", "updates", "apart"),
-    [((8, 32), 192, 32), ((4, 16, 64), 320, 64), ((4, 40), 200, 40), ((1, 12), 48, 12), ((2, 3), 96, 6)],
+    ("staleness", "updates"),
+    [((8, 32), 192), ((32, 48), 192), ((8, 12), 96), ((4, 40, 64), 512), ((4, 256), 512), ((1, 200), 1000)],
 )
-def test_lines_of_a_staleness_grid_share_their_places(staleness: tuple[int, ...], updates: int, apart: int) -> None:
+def test_policies_of_one_training_do_not_differ_by_their_staleness(staleness: tuple[int, ...], updates: int) -> None:
+    """The reward follows from the updates before a rollout alone."""
     parts = [
         long_table(
-            {"reward": lambda arm, seed: (arm["step"] - 1) * arm["updates_per_rollout"] / 1000},
+            {"reward": lambda arm, seed: (arm["step"] - 1) * arm["updates_per_rollout"] / updates},
             arms(updates_per_rollout=[each]),
             steps=updates // each,
         )
@@ -304,15 +305,21 @@ def test_lines_of_a_staleness_grid_share_their_places(staleness: tuple[int, ...]
     ]
     figure = curves.staleness_grid(pd.concat(parts))
     drawn = figure.numbers[~figure.numbers["series"].str.contains("seed")].set_index("series")
+    least = min(staleness)
     for each in staleness:
-        begun = np.arange(0, updates, each)
-        place = np.floor(begun / apart + 0.5) * apart
+        begun = np.arange(updates // each) * each
         line = drawn.loc[f"N = {each}"]
-        assert line["x"].tolist() == sorted(set(place))
-        np.testing.assert_allclose(line["mean"], [begun[place == x].mean() / 1000 for x in line["x"]])
-        if each > min(staleness):
-            assert drawn.loc[f"N = {each} − N = {min(staleness)}", "x"].tolist() == line["x"].tolist()
-    assert (f"the rollouts within {apart / 2:g} updates of it" in said(figure)) == (apart > min(staleness))
+        np.testing.assert_allclose(line[["x", "mean"]], np.column_stack([begun, begun / updates]), atol=1e-12)
+        if each > least:
+            apart = drawn.loc[f"N = {each} − N = {least}"]
+            assert apart["x"].tolist() == begun[begun <= updates - least].tolist()
+            np.testing.assert_allclose(apart["mean"], 0, atol=1e-12)
+    assert (f"within {updates / 32:g} updates" in said(figure)) == (updates / 32 >= least)
+
+
+def test_a_point_of_a_staleness_grid_averages_rollouts_on_both_sides_alike() -> None:
+    run = pd.DataFrame({"value": [0.0, 3.0, 6.0, 0.0, 9.0]})
+    np.testing.assert_allclose(curves._centred(run, 2)["value"], [0, 3, 18 / 5, 5, 9])
 
 
 # Looks

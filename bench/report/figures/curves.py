@@ -152,19 +152,22 @@ def _without_word(steps: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
-    """Reward over the gradient updates before its rollout, a line for each staleness (VESPO, figure 3).
+    """Reward over the gradient updates before each rollout, a line for each staleness (VESPO, figure 3).
 
-    A panel for each method. With few seeds, panels below show each seed's difference from the least staleness.
+    A panel for each method. With few seeds, panels below show each seed's difference from the least staleness at equal
+    updates.
     """
-    steps = steps[steps["metric"] == REWARD].assign(method=tables.arm_names(steps, ["routing", "correction"]))
-    methods, stale = sorted(set(steps["method"])), steps["updates_per_rollout"]
+    stale = (steps := steps[steps["metric"] == REWARD])["updates_per_rollout"]
+    steps = steps.assign(method=tables.arm_names(steps, ["routing", "correction"]), begun=(steps["step"] - 1) * stale)
+    # Small rollouts are noisy: a point is a mean over about a sixteenth of the training.
+    around = (steps["begun"] + stale).max() / 32
+    runs = [run.sort_values("step") for _, run in steps.groupby(["arm", "seed"], observed=True)]
+    smooth = [_centred(run, int(around // run["updates_per_rollout"].iloc[0])) for run in runs]
+    steps = pd.concat(smooth, ignore_index=True)
+    steps["arm"] = "N = " + steps["updates_per_rollout"].map("{:g}".format)
+    x = steps.drop_duplicates(["arm", "step"]).set_index(["arm", "step"])["begun"]
+    methods = sorted(set(steps["method"]))
     lines = colours.ordered(f"N = {updates:g}" for updates in sorted(stale.unique()))
-    # Policies are compared after equal training, at places that all lines share: about a sixteenth of it apart.
-    least, most = (steps["step"] * stale).max() / 16, stale.max()
-    apart = min([each for each in stale.unique() if each >= least], default=np.ceil(least / most) * most)
-    place = np.floor((steps["step"] - 1) * stale / apart + 0.5) * apart
-    steps = steps.assign(step=place, arm="N = " + stale.map("{:g}".format))
-    steps = steps.groupby([name for name in steps if name != "value"], dropna=False)["value"].mean().reset_index()
     is_wide = len(methods) > colours.TOGETHER and paper.current().columns != 1
     across, width = (4, style.TWO_COLUMNS) if is_wide else (min(2, len(methods)), style.ONE_COLUMN)
     base = None if is_wide else compared(steps, lines)
@@ -180,7 +183,7 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
                 axis.remove()
                 continue
             ours = steps[steps["method"] == methods[place]]
-            (differences if kind else curves)(axis, ours, REWARD, lines, panel=methods[place])
+            (differences if kind else curves)(axis, ours, REWARD, lines, x=x, panel=methods[place])
             if kind == 0:
                 axis.set_title(*style.wrapped([methods[place]], figure.get_figwidth() / across - 0.4))
             is_lowest = kind == kinds - 1 and place + across >= len(methods)
@@ -188,8 +191,19 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
             axis.set_ylabel("" if right else axis.get_ylabel())
             axis.tick_params(labelbottom=is_lowest, labelleft=not right)
         text = style.describe(steps.assign(arm=steps["method"] + " " + steps["arm"]), against=base)
-        text += f" A point: the rollouts within {apart / 2:g} updates of it." if apart > stale.min() else ""
+        if around >= stale.min():
+            text += f" Points average rollouts within {around:g} updates on either side, fewer at the ends."
         return style.finish(figure, axes[0], text, "updates per rollout")
+
+
+def _centred(run: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Return the steps of a run with means of each value and as many on either side: ``most``, near an end fewer.
+
+    A mean of more on one side than on the other would move a rising curve.
+    """
+    sums, place = np.concatenate([[0.0], run["value"].cumsum()]), np.arange(len(run))
+    reach = np.minimum(most, np.minimum(place, place[::-1]))
+    return run.assign(value=(sums[place + reach + 1] - sums[place - reach]) / (2 * reach + 1))
 
 
 def curves(
@@ -234,8 +248,8 @@ def differences(
 ) -> None:
     """Draw each arm minus the reference arm at the same seed and step: one thin line per seed, and their mean.
 
-    With ``x`` (indexed by arm and step) the arms are compared at equal x: an arm's curve is interpolated to the places
-    of the reference arm, as far as the arm has come.
+    With ``x`` (indexed by arm and step) the arms are compared at equal x: the reference's curve is interpolated to the
+    places of the arm, as far as the reference has come.
     """
     base, label = colours.reference(lines), f"Δ {columns.label(metric)}"
     single = _seeds(steps, metric, False, style.smoothed_over(metric, steps))
@@ -247,9 +261,9 @@ def differences(
             continue
         name = f"{arm} − {base}"
         at_one_start = wide[arm].where(wide.index.get_level_values("seed").isin(paired[arm]))
-        ours = at_one_start if x is None else _moved(at_one_start, x[arm], x[base])
-        apart = (ours - wide[base]).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
-        apart = apart if x is None else apart.assign(x=x[base].reindex(apart["x"]).to_numpy())
+        its = wide[base] if x is None else _moved(wide[base], x[base], x[arm])
+        apart = (at_one_start - its).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
+        apart = apart if x is None else apart.assign(x=x[arm].reindex(apart["x"]).to_numpy())
         style.thin(axis, name, apart, look, panel or label)
         mean = apart.groupby("x")["mean"].agg(["mean", "count"]).reset_index().rename(columns={"count": "n"})
         style.line(axis, name, mean, look, panel or label)
