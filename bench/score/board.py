@@ -34,7 +34,7 @@ TERMS = {
     "pinned routes. No number where a curve never falls below the threshold, no interval while that of "
     f"{REFERENCE}'s cost reaches 1.",
     "*": "The ratio differs from 1: t test on the logarithm, Holm-corrected over all losses of the column; p is at "
-    "least twice the share of the bootstrap's draws in which there is no ratio.",
+    "least twice the share of the bootstrap's draws that have no ratio.",
     "> x": "The loss never falls below the threshold on its grid, so the ratio is at least x.",
     "> grid": "The interval has no upper end, because too many draws of the bootstrap never fall below the threshold.",
     f"{REFERENCE} > grid, free > grid": f"{REFERENCE}, or the loss itself with free routes, never falls below the "
