@@ -31,8 +31,8 @@ TERMS = {
     "experts.",
     "gap closed": f"The share of {REFERENCE}'s routing cost that a loss does not pay, 1 − log of its cost / log of "
     f"{REFERENCE}'s; what helps with pinned routes alike closes nothing. raw: of a change that means nothing with "
-    "pinned routes. No number where a curve never falls below the threshold, no interval while that of "
-    f"{REFERENCE}'s cost reaches 1.",
+    "pinned routes. No number where a curve never falls below the threshold; no interval where that holds in more than "
+    f"2.5 % of the bootstrap's draws, or while the interval of {REFERENCE}'s cost reaches 1.",
     "*": "The ratio differs from 1: t test on the logarithm, Holm-corrected over all losses of the column; p is at "
     "least twice the share of the bootstrap's draws that have no ratio.",
     "> x": "The loss never falls below the threshold on its grid, so the ratio is at least x.",
@@ -66,8 +66,8 @@ def rows(found: Sequence[Score]) -> pd.DataFrame:
     """Return a row for each loss: kind, its numbers, whose numbers they are."""
     table, known = outcomes.table(found), standard.made()["losses"]
     table.insert(1, "kind", [kind(each) for each in found])
-    parts = [(f"n = {each.seeds}", known.get(each.loss, {}).get("label")) for each in found]
-    return table.assign(recorded=[", ".join(filter(None, each)) for each in parts])
+    parts = [(str(each.seeds), known.get(each.loss, {}).get("label")) for each in found]
+    return table.assign(n=[", ".join(filter(None, each)) for each in parts])
 
 
 def kind(score: Score) -> str:

@@ -187,7 +187,7 @@ def gap_closed(levels: pd.DataFrame, arm: str, pinned: str | None, reference_pin
     1 − log R(m) / log R(GRPO) for the routing costs R. What helps with pinned routes alike closes nothing; None for
     ``pinned`` is a change that means nothing with pinned routes. All arms share seeds and the threshold of the
     reference's free runs. nan, n = 0, where a mean curve has no crossing on its grid or the gap is not above 0; no
-    interval below five seeds, or if the gap's interval reaches 0.
+    interval below five seeds, if more than 2.5 % of the draws have no number, or if the gap's interval reaches 0.
     """
     none = Estimate(np.nan, np.nan, np.nan, 0)
     if (reference := _reference_arm(levels)) is None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,15 @@ def test_drift_is_drawn_against_each_varying_axis() -> None:
     assert "Mini-batch fixed at 4 prompts" in said(figure)
     alone = long_table(product, [each for each in grid if each["moe_layers"] == 4])
     assert len(routing.drift(alone).axes) == 2
+
+
+@pytest.mark.parametrize(("draw", "metric"), [(curves.staleness_grid, "reward"), (routing.drift, "expert_change_rate")])
+def test_two_models_are_not_averaged(draw: Callable[[pd.DataFrame], style.DataFigure], metric: str) -> None:
+    apart = arms(model=["flat", "micro"], updates_per_rollout=[4, 8])
+    steps = long_table({metric: lambda arm, seed: 0.2 if arm["model"] == "flat" else 0.6}, apart)
+    numbers = draw(steps.assign(minibatch_prompts=4)).numbers
+    numbers = numbers[~numbers["series"].str.contains("seed|−")]
+    assert sorted(numbers["mean"].round(9).unique()) == [0.2, 0.6]
 
 
 DOSES = arms(algorithm=["grpo", "gspo"], routing=["off", "r3"], engine=["router_noise"], strength=[0.0, 0.5, 2.0])

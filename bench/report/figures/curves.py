@@ -158,7 +158,8 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     updates.
     """
     stale = (steps := steps[steps["metric"] == REWARD])["updates_per_rollout"]
-    steps = steps.assign(method=tables.arm_names(steps, ["routing", "correction"]), begun=(steps["step"] - 1) * stale)
+    methods_of = tables.arm_names(steps, ["model", "routing", "correction"])
+    steps = steps.assign(method=methods_of, begun=(steps["step"] - 1) * stale)
     # Small rollouts are noisy: a point is a mean over about a sixteenth of the training.
     around = (steps["begun"] + stale).max() / 32
     runs = [run.sort_values("step") for _, run in steps.groupby(["arm", "seed"], observed=True)]

@@ -115,7 +115,7 @@ def _panels_over(
     for key in fixed:
         occurring = sorted(steps[key].unique())
         steps = steps[steps[key] == occurring[len(occurring) // 2]]
-    names, texts = tables.arm_names(steps, ["routing"]), {}
+    names, texts = tables.arm_names(steps, ["model", "routing"]), {}
     is_one = names.nunique() == 1
     if by is not None:
         values = sorted(steps[by].unique())

@@ -120,7 +120,8 @@ def routing_costs(numbers: Mapping[str, Mapping[str, Tolerance | None]], closed:
         text = (
             f"Learning rates that a loss tolerates, in multiples of {reference}'s with free routes, or on the dense "
             f"twin, with a nominal 95 % interval over paired seeds, n = {seeds}. Between the two marks lies what "
-            "moving routes cost. A triangle: at least that. A line that stops at its mark has no upper end. Gap "
+            "moving routes cost. A triangle: at least that. A line that stops at its mark has no upper end; a "
+            "mark without one has no interval. Gap "
             f"closed: the share of {reference}'s routing cost that a loss does not pay; nothing where it gains as much "
             "with pinned routes."
         )
