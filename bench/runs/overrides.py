@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -176,15 +175,6 @@ def points(args: Sequence[str], multirun: bool) -> list[list[str]]:
 def is_sweep(hydra_config: DictConfig, multirun: bool) -> bool:
     """Return whether a command makes a sweep: with ``-m`` (``multirun``), or because its experiment is one."""
     return multirun or hydra_config.mode == RunMode.MULTIRUN
-
-
-def at_once(args: Sequence[str]) -> int:
-    """Return how many runs the launcher of ``args`` makes at the same time on this machine."""
-    hydra_config = settings(args).hydra
-    if hydra_config.runtime.choices["hydra/launcher"] != "joblib":
-        return 1
-    jobs = hydra_config.launcher.n_jobs
-    return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
 
 
 def _values(overrides: Sequence[str], args: Sequence[str]) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from steadymoe.bench.report.tolerances import changes_routes
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.runs import compose, dry, progress, run_folder
 from steadymoe.bench.runs.compose import ConfigError, Run
-from steadymoe.bench.runs.overrides import at_once, key_of, swept
+from steadymoe.bench.runs.overrides import key_of, swept
 from steadymoe.bench.score import board, outcomes, recorded, standard
 from steadymoe.bench.score.standard import COLUMNS, CONTROL, EXPERIMENT, FREE, MEASURED, PINNED, Side
 from steadymoe.bench.statistics.tolerance import REFERENCE
@@ -292,12 +292,8 @@ def _progress(parts: Sequence[Part], again: bool) -> list[str]:
         missing += sum(run_folder.read_state(run.folder).has_ended for run in old)
         lines.append(f"outdated: {len(old)} to replace")
     if missing:
-        facts, at = standard.made(), at_once(parts[0].args[1:])
-        minutes = missing * facts["minutes"] / min(at, missing)
-        lines.append(
-            f"about {minutes:.0f} minutes with {at} runs at once, plus cold starts; one run took "
-            f"{facts['minutes']} minutes on one core of {facts['machine']}"
-        )
+        minutes, machine = missing * standard.made()["minutes"], standard.made()["machine"]
+        lines.append(f"about {minutes:.0f} minutes of one core of {machine}, plus cold starts")
     return lines
 
 

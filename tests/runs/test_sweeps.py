@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from small_runs import SMALL, assert_same, executed, planned, sharing_starts
 from small_sweeps import SWEEP, assert_complete, at_work, holder, launched, runs_of, wait_for
 
-from steadymoe.bench.runs import compose, execute, launch, overrides, record, run_folder, status
+from steadymoe.bench.runs import compose, execute, launch, record, run_folder, status
 from steadymoe.bench.support import files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
@@ -152,24 +152,6 @@ def test_job_loads_its_config_in_the_launchers_folder(tmp_path: Path, monkeypatc
     monkeypatch.setattr(launch, "execute", executes)
     assert launch._job(OmegaConf.create()) == "finished"
     assert went == [tmp_path / "mine"]
-
-
-@pytest.mark.parametrize(
-    ("words", "runs"),
-    [
-        (["hydra.launcher.n_jobs=2"], 2),
-        (["hydra.launcher.n_jobs=-1"], 8),
-        (["hydra.launcher.n_jobs=-3"], 6),
-        (["hydra.launcher.n_jobs=-99"], 1),
-        (["hydra/launcher=basic"], 1),
-    ],
-)
-def test_launcher_says_how_many_runs_it_makes_at_once(
-    words: list[str], runs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    with overrides.composing(words):
-        assert overrides.at_once(["-m", "seed=0,1", *words][1:]) == runs
 
 
 def test_recorded_command_omits_launcher_settings() -> None:
