@@ -27,8 +27,7 @@ TERMS = {
     RATIOS["cost"].title: "What a loss tolerates with every route pinned to the choice of the start, over what it "
     "tolerates with free routes, at the same threshold.",
     RATIOS["dense"].title: "The same as the first on the MoE's dense twin, by the gain on the twin.",
-    RATIOS["cheap"].title: "The same as the first at responses of 7 tokens and 64 updates per rollout: no claim about "
-    "experts.",
+    RATIOS["cheap"].title: "The same as the first at responses of 7 tokens and 64 updates per rollout.",
     "gap closed": f"The share of {REFERENCE}'s routing cost that a loss does not pay, 1 − log of its cost / log of "
     f"{REFERENCE}'s; what helps with pinned routes alike closes nothing. raw: of a change that means nothing with "
     "pinned routes. No number where a curve never falls below the threshold; no interval where that holds in more than "
