@@ -301,7 +301,7 @@ def test_staleness_below_ten_seeds_is_compared_at_equal_updates() -> None:
 
 @pytest.mark.parametrize(
     ("staleness", "updates"),
-    [((8, 32), 192), ((32, 48), 192), ((8, 12), 96), ((4, 40, 64), 512), ((4, 256), 512), ((1, 200), 1000)],
+    [((8, 32), 192), ((32, 48), 192), ((8, 12), 960), ((4, 40, 64), 512), ((4, 256), 512), ((1, 200), 1000)],
 )
 def test_policies_of_one_training_do_not_differ_by_their_staleness(staleness: tuple[int, ...], updates: int) -> None:
     """The reward follows from the updates before a rollout alone."""

@@ -204,7 +204,7 @@ def _centred(run: pd.DataFrame, most: int) -> pd.DataFrame:
     """
     sums, place = np.concatenate([[0.0], run["value"].cumsum()]), np.arange(len(run))
     reach = np.minimum(most, np.minimum(place, place[::-1]))
-    return run.assign(value=(sums[place + reach + 1] - sums[place - reach]) / (2 * reach + 1))
+    return run.assign(value=(sums[place + reach + 1] - sums[place - reach]) / (2 * reach + 1), averaged=True)
 
 
 def curves(

@@ -274,12 +274,12 @@ def zero(axis: Axes, base: Look) -> None:
 
 
 def smoothed_over(metric: str, steps: pd.DataFrame) -> int:
-    """Return over how many steps the curve of a metric is smoothed: held-out accuracy is not.
+    """Return over how many steps the curve of a metric is smoothed: held-out accuracy is not, nor what is ``averaged``.
 
     At most a tenth of the steps of the arm that has the fewest: short curves stay as they are.
     """
     fewest = int(steps.groupby("arm", observed=True)["step"].nunique().min())
-    return 1 if metric == "eval_accuracy" else max(1, min(SMOOTHED_OVER, fewest // 10))
+    return 1 if metric == "eval_accuracy" or "averaged" in steps else max(1, min(SMOOTHED_OVER, fewest // 10))
 
 
 def few_seeds(steps: pd.DataFrame) -> bool:
