@@ -95,9 +95,10 @@ def write_board(board: Path) -> list[Path]:
     sampled, greedy = outcomes.start(ran[0])
     where: dict[str, list[str]] = {}
     for loss, its in facts["losses"].items():
-        where.setdefault(f"{its['machine']}, {its['date']}", []).append(loss)
+        where.setdefault(its["machine"], []).append(loss)
     lines = [f"Without training: {sampled} sampled, {greedy} greedy."]
-    lines += [f"Recorded on {machine}: {', '.join(losses)}." for machine, losses in where.items()]
+    for machine, losses in where.items():
+        lines.append(f"Recorded on {machine}: {', '.join(losses) if len(where) > 1 else 'all'}.")
     lines += [facts["cheap"]]
     if unread := sorted(each.loss for each in found if registry.provenance(each.algorithm) == "reconstruction"):
         lines.append(f"Reconstructions, which may differ from their papers: {', '.join(unread)}.")
