@@ -1,6 +1,6 @@
 """Tables over seeds of ``Results``: summary, head to head, models, headline."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -103,11 +103,11 @@ def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str])
     return chosen.groupby([*keys], observed=True)["value"].agg(NUMBERS[how])
 
 
-def arm_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+def arm_names(rows: pd.DataFrame, keys: Sequence[str], dials: Collection[str] = _WITH_COLUMN) -> pd.Series:
     """Return the name of each row's arm by its algorithm and the ``keys`` that vary: the same for all values of a dial.
 
-    A choice that is off has no word. A model stands without its key. Runs alike in all this that differ in an
-    axis without a column, such as a clip or an advantage, have its words too: they are not averaged.
+    A choice that is off has no word. A model stands without its key. Runs alike in all this that differ in another
+    axis than the ``dials``, such as a clip or an advantage, have its words too: they are not averaged.
     """
     names = rows["algorithm"].astype(str)
     for key in [key for key in keys if rows[key].nunique() > 1]:
@@ -115,7 +115,7 @@ def arm_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
         names = names + (" " if key == "model" else f" {key}=") + values.where(~values.isin(OFF), "")
         names = names.str.removesuffix(f" {key}=")
     words = {arm: [word for word in arm.split(" ") if "=" in word] for arm in rows["arm"].unique()}
-    own = {arm: [f" {word}" for word in words[arm] if word.partition("=")[0] not in _WITH_COLUMN] for arm in words}
+    own = {arm: [f" {word}" for word in words[arm] if word.partition("=")[0] not in {*dials, *keys}] for arm in words}
     further = rows["arm"].map({arm: "".join(own[arm]) for arm in own})
     names = names + further.where(further.groupby(names).transform("nunique") > 1, "")
     pairs = pd.DataFrame({"name": names, "algorithm": rows["algorithm"].astype(str)}).drop_duplicates("name")

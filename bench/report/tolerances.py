@@ -46,9 +46,9 @@ def caption() -> str:
         "never reaches the threshold. "
         "routing cost ×: the tolerance with pinned routes over that with free ones, the same loss and threshold. "
         f"gap closed: how much of {reference}'s routing cost the loss does not pay, 1 − log of its cost / log of "
-        f"{reference}'s, no interval while {reference}'s reaches 1; raw: of a change that means nothing with pinned "
-        f"routes. Best: the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy "
-        "there."
+        f"{reference}'s, no interval while {reference}'s reaches 1 or if more than 2.5 % of the bootstrap's draws have "
+        f"no number; raw: of a change that means nothing with pinned routes. Best: the highest level and its value of "
+        f"the dial, with {INTERVAL}; greedy: the greedy accuracy there."
     )
 
 

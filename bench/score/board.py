@@ -98,7 +98,7 @@ def write_board(board: Path) -> list[Path]:
         where.setdefault(its["machine"], []).append(loss)
     lines = [f"Without training: {sampled} sampled, {greedy} greedy."]
     for machine, losses in where.items():
-        lines.append(f"Recorded on {machine}: {', '.join(losses) if len(where) > 1 else 'all'}.")
+        lines.append(f"Recorded on {machine}: {', '.join(losses) if len(where) > 1 else 'all but 7 tokens'}.")
     lines += [facts["cheap"]]
     if unread := sorted(each.loss for each in found if registry.provenance(each.algorithm) == "reconstruction"):
         lines.append(f"Reconstructions, which may differ from their papers: {', '.join(unread)}.")

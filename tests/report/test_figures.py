@@ -193,9 +193,16 @@ def test_drift_is_drawn_against_each_varying_axis() -> None:
 
 
 @pytest.mark.parametrize(("draw", "metric"), [(curves.staleness_grid, "reward"), (routing.drift, "expert_change_rate")])
-def test_two_models_are_not_averaged(draw: Callable[[pd.DataFrame], style.DataFigure], metric: str) -> None:
-    apart = arms(model=["flat", "micro"], updates_per_rollout=[4, 8])
-    steps = long_table({metric: lambda arm, seed: 0.2 if arm["model"] == "flat" else 0.6}, apart)
+@pytest.mark.parametrize(
+    ("key", "values"), [("model", ["flat", "micro"]), ("engine", ["exact", "fp8"]), ("num_experts", [8, 32])]
+)
+def test_arms_that_differ_in_more_than_the_dials_are_not_averaged(
+    draw: Callable[[pd.DataFrame], style.DataFigure], metric: str, key: str, values: list[object]
+) -> None:
+    apart = arms(**{key: values}, updates_per_rollout=[4, 8])
+    steps = long_table({metric: lambda arm, seed: 0.2 if arm[key] == values[0] else 0.6}, apart)
+    steps["arm"] = "grpo " + (f"{key}=" if key != "model" else "") + steps[key].astype(str)
+    steps["arm"] += " updates_per_rollout=" + steps["updates_per_rollout"].astype(str)
     numbers = draw(steps.assign(minibatch_prompts=4)).numbers
     numbers = numbers[~numbers["series"].str.contains("seed|−")]
     assert sorted(numbers["mean"].round(9).unique()) == [0.2, 0.6]
@@ -266,6 +273,10 @@ def test_each_model_has_a_row_and_arms_that_do_not_name_it() -> None:
     for title in titles:
         assert {"grpo", "gspo"} <= series[f"{title}, training reward"]
     assert len(figure.legends) + sum(len(part.legends) for part in figure.subfigs) == 1  # lines look alike
+    moe_only = steps[(steps["metric"] == "reward") | (steps["model"] == "micro")]
+    drawn, empty = (axes[1] for axes in curves.replay(moe_only).blocks)
+    assert [text.get_text() for text in empty.texts] == ["none"]
+    assert (empty.get_yscale(), empty.get_ylim()) == (drawn.get_yscale(), drawn.get_ylim())
 
 
 def test_a_line_looks_the_same_beside_variants_that_only_one_model_has() -> None:

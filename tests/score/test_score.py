@@ -354,6 +354,7 @@ def test_record_appends_a_loss_and_the_next_one_joins_its_block(
     page = Path("board/board.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| gmpo ")]
     assert "| 1, with state |" in row
+    assert re.search(r"Recorded on .*: all but 7 tokens\.", page)
     assert "| grpo routing=r2 " in page.partition("## Changes of routing or optimizer")[2]
     after, runs = files[0].read_text(), times(Path("results/runs"))
     assert "gmpo was recorded before" in refused("score", "algorithm=gmpo", "--record")

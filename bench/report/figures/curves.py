@@ -108,9 +108,8 @@ def _beside(
                 axis.remove()
             for axis in axes[:count]:
                 axis.set_xlabel(_STEP if x is None else "sampled tokens")
-                if not axis.has_data():
-                    why = "none" if experts[model] > 0 else "no experts"
-                    axis.text(0.5, 0.5, why, ha="center", transform=axis.transAxes)
+                if not axis.has_data():  # such as experts of a dense model
+                    axis.text(0.5, 0.5, "none", ha="center", transform=axis.transAxes)
             axes[0].set_title(title, loc="left")
         base = next(filter(None, bases.values()), None)
         text = style.describe(steps, log=not _LOGARITHMIC.isdisjoint(metrics), against=base)
@@ -158,7 +157,8 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     updates.
     """
     stale = (steps := steps[steps["metric"] == REWARD])["updates_per_rollout"]
-    methods_of = tables.arm_names(steps, ["model", "routing", "correction"])
+    dials = ("updates_per_rollout", "minibatch_prompts")
+    methods_of = tables.arm_names(steps, ["model", "routing", "correction"], dials)
     steps = steps.assign(method=methods_of, begun=(steps["step"] - 1) * stale)
     # Small rollouts are noisy: a point is a mean over about a sixteenth of the training.
     around = (steps["begun"] + stale).max() / 32
@@ -193,15 +193,14 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
             axis.tick_params(labelbottom=is_lowest, labelleft=not right)
         text = style.describe(steps.assign(arm=steps["method"] + " " + steps["arm"]), against=base)
         if around >= stale.min():
-            text += f" Points average rollouts within {around:g} updates on either side, fewer at the ends."
+            text += (
+                f" Points average rollouts within {around:g} updates on either side; the first and last stand alone."
+            )
         return style.finish(figure, axes[0], text, "updates per rollout")
 
 
 def _centred(run: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return the steps of a run with means of each value and as many on either side: ``most``, near an end fewer.
-
-    A mean of more on one side than on the other would move a rising curve.
-    """
+    """Return the steps of a run with means over ``most`` values on either side; near an end fewer, on both alike."""
     sums, place = np.concatenate([[0.0], run["value"].cumsum()]), np.arange(len(run))
     reach = np.minimum(most, np.minimum(place, place[::-1]))
     return run.assign(value=(sums[place + reach + 1] - sums[place - reach]) / (2 * reach + 1), averaged=True)
@@ -273,10 +272,7 @@ def differences(
 
 
 def _moved(curves: pd.Series, x: pd.Series, to: pd.Series) -> pd.Series:
-    """Return curves over seed and step at the x of another arm (``to``, by step); nan beyond the last x of their own.
-
-    Every curve begins at x = 0 with its first value.
-    """
+    """Return curves over seed and step at the x of another arm (``to``, by step): flat before theirs, nan beyond."""
     parts = {}
     for seed, own in curves.dropna().groupby(level="seed"):
         at = x.reindex(own.index.get_level_values("step")).to_numpy()

@@ -19,6 +19,7 @@ CHANGE, CHANGED, UNCHANGED = columns.names(
 TOKENS, RESPONSES = columns.names("token_ratio_histogram", "sequence_log_ratio_variance_histogram")
 # Axis of figure 10 → its label.
 AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}
+_DIALS = (*AXES, "optimizer.learning_rate", "num_hidden_layers", "minibatch_prompts")
 # Axis of figure 11 → its label.
 SIZES = {"moe_layers": "MoE layers", "experts": "experts of a layer"}
 
@@ -115,7 +116,7 @@ def _panels_over(
     for key in fixed:
         occurring = sorted(steps[key].unique())
         steps = steps[steps[key] == occurring[len(occurring) // 2]]
-    names, texts = tables.arm_names(steps, ["model", "routing"]), {}
+    names, texts = tables.arm_names(steps, ["model", "routing"], _DIALS), {}
     is_one = names.nunique() == 1
     if by is not None:
         values = sorted(steps[by].unique())

@@ -401,6 +401,8 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
 def _same_limits(axes: Sequence[Axes]) -> None:
     """Give panels of one metric the widest limits of any with data."""
     drawn = [axis for axis in axes if axis.has_data()]
+    for axis in axes if drawn and drawn[0].get_yscale() == "log" else ():
+        axis.set_yscale("log")
     for get, set_ in (("get_xlim", "set_xlim"), ("get_ylim", "set_ylim")) if drawn else ():
         lows, highs = zip(*(getattr(axis, get)() for axis in drawn), strict=True)
         for axis in axes:
