@@ -35,13 +35,13 @@ TERMS = {
     "*": "The ratio differs from 1: t test on the logarithm, Holm-corrected over all losses of the column; p is at "
     "least twice the share of the bootstrap's draws that have no ratio.",
     "> x": "The loss never falls below the threshold on its grid, so the ratio is at least x.",
-    "> grid": "The interval has no upper end, because too many draws of the bootstrap never fall below the threshold.",
+    "> grid": "The interval has no upper end: too many draws never fall below the threshold.",
     f"{REFERENCE} > grid, free > grid": f"{REFERENCE}, or the loss itself with free routes, never falls below the "
     "threshold, so no ratio is known.",
     "–": "The loss never rises to the threshold, or the number does not apply.",
     "n": "Seeds; 7 tokens have five or ten.",
-    "sampled, greedy": "Accuracy at the best rate with free routes, on the seeds all losses share. They helped choose "
-    "the rate, which biases it upwards, so it is not ranked.",
+    "sampled, greedy": "Accuracy at the best rate with free routes, on the seeds that chose the rate: biased upwards, "
+    "not ranked.",
     "experts changed": "Mean share of routed experts that change with an update, at the best rate with free routes.",
     "ratio variance": "Variance of the token ratio there: median over updates, geometric mean over seeds.",
     "recipe": f"A loss has {REFERENCE}'s advantage; a recipe changes it, or something else around the loss."
