@@ -292,8 +292,8 @@ def _progress(parts: Sequence[Part], again: bool) -> list[str]:
         missing += sum(run_folder.read_state(run.folder).has_ended for run in old)
         lines.append(f"outdated: {len(old)} to replace")
     if missing:
-        minutes, machine = missing * standard.made()["minutes"], standard.made()["machine"]
-        lines.append(f"about {minutes:.0f} minutes of one core of {machine}, plus cold starts")
+        made = standard.made()
+        lines.append(f"about {missing * made['minutes']:.0f} minutes of one core of {made['machine']} and cold starts")
     return lines
 
 
